@@ -101,12 +101,14 @@ class FrameStep:
         apply: called with frames (n, H, W, 3), float32 RGB in which black is 0 and white is 1, with values outside
             where the decoder has them, and with the format that they are converted to. n is at most 8 for each video
             of a batch. Returns such frames.
+        resize: returns the (width, height) of what `apply` returns, for the size of its argument.
         pixel_bytes: what `apply` takes at its peak for each pixel, beside the 12 bytes of its argument and as many of
             its result, which the plan counts with it. The default is for two more arrays of this size.
     """
 
     apply: Callable[[Any, FrameFormat], Any]
     pixel_bytes: int = 24
+    resize: Callable[[tuple[int, int]], tuple[int, int]] = lambda size: size
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,12 @@ class FrameOutput:
 
     format: FrameFormat = RGB8
     steps: tuple[FrameStep, ...] = ()
+
+    def resize(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the (width, height) of the frames that become of frames with a size."""
+        for step in self.steps:
+            size = step.resize(size)
+        return size
 
 
 def common_format(outputs: Iterable[FrameOutput]) -> FrameFormat | None:

@@ -151,10 +151,12 @@ class OpenedVAE(Generic[ConfigT]):
         options = replace(options, weight_bytes=self._weight_bytes(*running))
         return plan_decode(spec, shape, self._machine(dtype), options)
 
-    def _plan_encode(self, shape: Sequence[int], options: PlanOptions, *, pad: bool = False) -> EncodePlan:
-        """Plan the encode of frames, or of a spectrogram, of a shape."""
+    def _plan_encode(
+        self, shape: Sequence[int], options: PlanOptions, *, pad: bool = False, running: Sequence[str] = ("encoder",)
+    ) -> EncodePlan:
+        """Plan the encode of frames, or of a spectrogram, of a shape, while the `running` networks are in memory."""
         encoder = self._network("encoder")
-        options = replace(options, weight_bytes=self._weight_bytes("encoder"))
+        options = replace(options, weight_bytes=self._weight_bytes(*running))
         return plan_encode(encoder.spec, shape, self._machine(encoder.dtype), options, pad=pad)
 
     def _machine(self, dtype: mx.Dtype) -> Machine:

@@ -39,6 +39,8 @@ SignalName = Literal["hlg", "pq", "sdr"]
 ExrSpaceName = Literal["srgb", "acescg", "acescct"]
 #: Content of the pixels of EXR images: light with the primaries of Rec.709 or of ACEScg, or the codes of ACEScct.
 HDRInput = Literal["srgb_linear", "acescg", "acescct"]
+#: Trainer that reads the latent files of an encode.
+LayoutName = Literal["ltx-trainer-mlx", "ltx-trainer", "musubi-tuner"]
 
 #: The largest seed. Seeds begin at 0, and each makes different noise.
 MAX_SEED = 2**32 - 1
@@ -80,6 +82,7 @@ class PlanOptions:
         audio: possible plans of the audio that is decoded meanwhile, the fastest first; the plan has one of them.
         holds_latents: whether all latents are in memory, rather than in a file that is read in parts.
         weight_bytes: bytes of the weights of all networks in memory. `None` counts only the network of the plan.
+        input_bytes: bytes that take part in making the input, and are in memory meanwhile.
 
     Raises:
         PlanError: if a value is invalid, or if options contradict each other.
@@ -128,6 +131,7 @@ class PlanOptions:
     audio: Sequence[Any] = ()  # of `Plan`, which is made of these options
     holds_latents: bool = True
     weight_bytes: int | None = None
+    input_bytes: int = 0
 
     def __post_init__(self) -> None:
         for item in fields(self):

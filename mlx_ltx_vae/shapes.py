@@ -163,6 +163,15 @@ def is_possible_size(size: Size) -> bool:
     return (width + _ADDED_TO_SIDES) * (height + _ADDED_TO_SIDES) < MAX_PIXELS
 
 
+def fit_within(size: Size, max_size: int) -> Size:
+    """Return the size of frames, scaled down and even, whose longer side has at most `max_size` pixels (2 or more)."""
+    scale = max_size / max(size)
+    if scale >= 1:
+        return size
+    width, height = (max(2, min(max_size // 2, round(side * scale / 2)) * 2) for side in size)
+    return width, height
+
+
 def parse_size(text: str) -> Size:
     """Parse "768x512" to (width, height). Raises a `LatentsError` for other text and for too many pixels."""
     match = re.fullmatch(r"([0-9]{1,9})x([0-9]{1,9})", text)

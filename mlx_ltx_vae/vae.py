@@ -16,15 +16,27 @@ from .backend.mlx_utils import DTYPES, GivenDtype, parse_dtype
 from .checkpoint import Arrays, Checkpoint, GivenConfig, VAESource, open_checkpoint, open_weights
 from .checkpoint.loading import NetworkHandle, NetworkHeader
 from .checkpoint.locate import is_on_hub
-from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, WriterError, quote, telling_warnings, warn
+from .errors import (
+    CheckpointError,
+    LatentsError,
+    LTXVAEError,
+    PlanError,
+    ReaderError,
+    WriterError,
+    quote,
+    telling_warnings,
+    warn,
+)
 from .files import expand_path
 from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
+from .latents import LAYOUTS
 from .latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from .model_table import Kind, list_names
 from .networks.base import NETWORKS, PICTURES, Config, Decoder, Encoder
 from .networks.specs import NetworkSpec
 from .opened_vae import OpenedVAE, described_network
 from .options import (
+    DECODE_DEFAULTS,
     PLAN_DEFAULTS,
     BitDepth,
     DecodeKeywords,
@@ -32,6 +44,7 @@ from .options import (
     EncodeKeywords,
     ExportKeywords,
     HDRInput,
+    LayoutName,
     ModeName,
     OrderName,
     OutputOptions,
@@ -46,9 +59,10 @@ from .pipeline.encode import EncodePipeline, EncodeStream, Frames
 from .pipeline.execution import arrays_released, join_parts
 from .pipeline.export import Export, export_network
 from .pipeline.film import Film, plan_windows
-from .pipeline.frames import OnFramesReady
+from .pipeline.frames import FrameChunk, OnFramesReady
 from .pipeline.hdr_frames import HDR, choose_hdr
 from .pipeline.inputs import ClipInput, DecodeInput, LatentReader, MemoryInput
+from .pipeline.latent_video import LatentVideo, is_latent_file
 from .pipeline.output import DecodeReport
 from .pipeline.prepare import DecodeSettings, PreparedDecode, prepare_decode
 from .pipeline.prepare_encode import EncodeSettings, PreparedEncode, find_range
@@ -60,7 +74,7 @@ from .planning.plan import DecodePlan, EncodePlan, Plan
 from .published import DecoderName, PublishedVAE
 from .shapes import Grid, LatentShape, Size, check_size, is_count
 from .tiling.config import TilingConfig
-from .units import DEFAULT_FPS, Rate, find_fps
+from .units import DEFAULT_FPS, Rate, find_fps, parse_bytes
 from .video import Fit
 
 if TYPE_CHECKING:
@@ -591,12 +605,16 @@ class VideoVAE(OpenedVAE[Config]):
         )
 
     def encode(
-        self, pixels: Frames | Iterable[Frames], plan: EncodePlan | None = None, **options: "Unpack[EncodeKeywords]"
+        self,
+        pixels: Frames | Iterable[Frames | FrameChunk],
+        plan: EncodePlan | None = None,
+        **options: "Unpack[EncodeKeywords]",
     ) -> mx.array:
         """Encode frames to normalized latents (B, C, 1 + k, H/s, W/s): the mean of the distribution, without sampling.
 
         Args:
-            pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays in order.
+            pixels: (B, 3, F, H, W) in [-1, 1], or uint8 or uint16 (F, H, W, 3); or an iterator of such arrays in order,
+                or of the chunks of a decode, such as `vae.stream(latents, frames=(96, 121))`.
                 F should be 1 + t*k; H and W must be multiples of the spatial scale.
             plan: from `plan_encode`. `None` means the default plan, within the `memory_budget` if there is one.
             tiling: overlapping tiles, blended and so not exact; in time only for one array. `None` means whole frames.
@@ -614,7 +632,10 @@ class VideoVAE(OpenedVAE[Config]):
             return join_parts(stream, 2, None)
 
     def encode_stream(
-        self, frames: Frames | Iterable[Frames], plan: EncodePlan | None = None, **options: "Unpack[EncodeKeywords]"
+        self,
+        frames: Frames | Iterable[Frames | FrameChunk],
+        plan: EncodePlan | None = None,
+        **options: "Unpack[EncodeKeywords]",
     ) -> EncodeStream:
         """Yield latents (B, C, n, H/s, W/s) as they are encoded, in order, in memory that does not grow with the clip.
 
@@ -638,6 +659,7 @@ class VideoVAE(OpenedVAE[Config]):
         audio: AudioVAE | None = None,
         windows: int | None = None,
         carry: int | None = None,
+        layout: LayoutName | None = None,
         overwrite: bool = True,
         **options: "Unpack[EncodeKeywords]",
     ) -> PreparedEncode:
@@ -651,12 +673,13 @@ class VideoVAE(OpenedVAE[Config]):
 
         Args:
             video: a video, an image, or a folder or pattern of images, as `VideoReader` takes them, as are fps, size,
-                fit, matrix and as_stored.
+                fit, matrix and as_stored. Or a latent file, whose frames are decoded in memory.
             frames: the first frame to encode, and one more than the last. `None` means all.
             compress: the CRF at which a single image goes through H.264, as pipelines do with it; "auto" is theirs.
             hdr: what the pixels of EXR images are.
             audio: encodes the audio of the video, too.
             windows: frames of each of several windows, which are files in the folder `path`; they share `carry` frames.
+            layout: the trainer that reads the file, which `decode` and `load_latents` read back unless it is a pickle.
             overwrite: whether a file of this name is replaced.
 
         Raises:
@@ -667,6 +690,8 @@ class VideoVAE(OpenedVAE[Config]):
         """
         name, pad = expand_path(path, WriterError), options.pop("pad", False)
         check_names("an encode", options, EncodeKeywords)
+        if layout is not None and layout not in LAYOUTS:
+            raise PlanError(f"layout {quote(layout)} is not known; expected {', '.join(LAYOUTS)}.")
         if audio is not None and not isinstance(audio, AudioVAE):
             raise PlanError(f"audio is {quote(audio)}; expected an AudioVAE, which AudioVAE.from_pretrained opens.")
         settings = EncodeSettings(
@@ -683,6 +708,7 @@ class VideoVAE(OpenedVAE[Config]):
             compress=compress,
             hdr=hdr,
             audio=audio,
+            layout=None if layout is None else LAYOUTS[layout],
             overwrite=overwrite,
         )
         self.check_encode(settings)
@@ -691,11 +717,24 @@ class VideoVAE(OpenedVAE[Config]):
 
     def decide_encode(self, video: str | os.PathLike, path: str | None, settings: EncodeSettings) -> PreparedEncode:
         """Decide an encode, as `prepare_encode`, or only plan it if there is no path."""
-        make_plan = partial(self._plan_encode, pad=settings.pad)
+        has_latents = is_latent_file(expand_path(video, ReaderError))
+        running = ("encoder", "decoder") if has_latents else ("encoder",)
+        make_plan = partial(self._plan_encode, pad=settings.pad, running=running)
         pipeline = EncodePipeline(
             self._network("encoder"), self._encoder_is_promoted, make_plan, PLAN_DEFAULTS, settings.pad
         )
-        return PreparedEncode(pipeline, self.source, self.latent_space, video, path, settings)
+        open_latents = partial(self._open_video_of_latents, video) if has_latents else None
+        return PreparedEncode(pipeline, self.source, self.latent_space, video, path, settings, open_latents)
+
+    def _open_video_of_latents(
+        self, path: str | os.PathLike, *, frames: slice | None, memory_budget: str | int | None
+    ) -> LatentVideo:
+        """Open a latent file as the video of an encode."""
+        decoder, name = self._network("decoder"), expand_path(path, ReaderError)
+        available = self._machine(decoder.dtype).available or 0
+        budget = None if memory_budget is None else parse_bytes(memory_budget, available)
+        pipeline = self._pipeline(DECODE_DEFAULTS, PLAN_DEFAULTS)
+        return LatentVideo(pipeline, self.reader(), name, frames=frames, memory_budget=budget)
 
     def check_encode(self, settings: EncodeSettings) -> None:
         """Raise a `PlanError` for windows that this VAE cannot encode."""

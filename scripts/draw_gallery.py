@@ -28,7 +28,7 @@ CLIPS = {  # the seeds of procedural clips, and prompts that fit them
     6: "lit windows of a street at night, pan to the left",
     22: "paper shapes slide over each other",
 }
-PICTURE_SIZE, NUM_COLORS = (1200, 812), 128  # few colors make a small file
+PICTURE_SIZE, NUM_COLORS = (1200, 764), 128  # few colors make a small file
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
             sys.exit("the gallery failed")
         with browser(Path(folder)) as page:
             page.open(Path("gallery.html"), width=PICTURE_SIZE[0], height=PICTURE_SIZE[1])
-            page.press(" ", "ArrowDown", " ", "ArrowRight", "ArrowRight")
+            page.press("p", "ArrowDown", "p", "ArrowRight", "x", "ArrowRight")
             page.wait("[...document.querySelectorAll('video')].every(video => video.currentTime > 0.5)")
             picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         target = ROOT / "docs" / "gallery.png"

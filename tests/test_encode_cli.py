@@ -267,6 +267,7 @@ def test_frames_of_the_middle_are_encoded(clip, golden, tmp_path, capsys):
     arguments = (path, "-m", golden("small_ltx2_3").checkpoint)
     vae = VideoVAE.from_pretrained(arguments[2], decoder=False)
     middle = [("3:12", frames[3:12]), ("8:", frames[8:]), (":9", frames[:9]), ("9", frames[:9])]
+    middle += [("0.1s:0.5s", frames[3:12]), ("0:0.36s", frames[:9]), ("-0.37s:", frames[-9:])]  # at 23.976 fps
     for wanted, expected in [*middle, ("-9:", frames[-9:]), ("-12:-3", frames[-12:-3])]:
         report, latents, _ = encoded(capsys, tmp_path, *arguments, "--frames", wanted)
         assert report["frames"] == 9
@@ -274,9 +275,10 @@ def test_frames_of_the_middle_are_encoded(clip, golden, tmp_path, capsys):
     out = ["-y", "-o", tmp_path / "latents.safetensors"]
     assert encode(*arguments, *out, "--frames", f":-{len(frames)}") == 1
     assert f"has {len(frames)} frames, and none of 0:-{len(frames)}; choose" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        encode("-", *arguments[1:], *out, "--frames", "-9:")
-    assert "standard input is read once" in capsys.readouterr().err
+    for wanted in ("-9:", "0:2s"):
+        with pytest.raises(SystemExit, match="2"):
+            encode("-", *arguments[1:], *out, "--frames", wanted)
+        assert "standard input is read once" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -112,7 +112,11 @@ def test_the_command_decodes_frames_of_a_file_with_their_noise(clip, tmp_path, c
         (["--frames", "147:"], whole[147:]),
         (["--frames", "-6:"], whole[-6:]),
         (["--frames", "-30:-27"], whole[-30:-27]),
-        (["--first-seconds", "0.2", "--fps", "50"], whole[:10]),  # those that begin within it
+        (["--frames", "0:0.2s", "--fps", "50"], whole[:10]),  # those that begin within it
+        (["--frames", "0.19s", "--fps", "50"], whole[:10]),
+        (["--frames", "2.4s:2.46s", "--fps", "50"], whole[120:123]),
+        (["--frames", "-0.12s:", "--fps", "50"], whole[-6:]),
+        (["--frames", "147:-1s", "--fps", "3"], whole[147:150]),
     ]:
         frames = run(*options)
         assert frames.shape == expected.shape
@@ -120,11 +124,11 @@ def test_the_command_decodes_frames_of_a_file_with_their_noise(clip, tmp_path, c
     for options, found in [
         (["--frames", "140:240"], "of the frames 140:240 only 13 are decoded"),
         (["--frames", "152:240"], "of the frames 152:240 only 1 is decoded"),
-        (["--first-seconds", "7", "--fps", "50"], "of the frames 0:350 only 153 are decoded"),
+        (["--frames", ":7s", "--fps", "50"], "of the frames 0:350 only 153 are decoded"),
     ]:
         assert main([*command, *options, "--dry-run", "-q"]) == 0
         assert capsys.readouterr().err == f"warning: {path}: the video has 153 frames, so {found}.\n"
-    for options in (["--frames", "140:153"], ["--frames", "140:"], ["--first-seconds", "3.06", "--fps", "50"]):
+    for options in (["--frames", "140:153"], ["--frames", "140:"], ["--frames", "0:3.06s", "--fps", "50"]):
         assert main([*command, *options, "--dry-run", "-q"]) == 0
         assert capsys.readouterr().err == ""
     assert main([*command, "--frames", "120:123", "--dry-run"]) == 0

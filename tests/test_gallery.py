@@ -1,8 +1,10 @@
 """Galleries: which previews are made, where they are, and what the page and the command say."""
 
 import base64
+import io
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
+from PIL import Image
 
 from gallery_pages import RGB, read_cards, save_clip
 from many_files import VAE, names, run
@@ -26,9 +29,11 @@ from mlx_ltx_vae.commands import gallery, gallery_page
 from mlx_ltx_vae.commands.gallery import find_text
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
+from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.latents.metadata import LatentSpace
 from mlx_ltx_vae.preview import main as preview
+from mlx_ltx_vae.video.audio_files import find_audio
 from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import run_ffmpeg
 
@@ -559,3 +564,41 @@ def test_a_watched_page_shows_clips_as_they_come_and_stays_whole(folder):
     assert run(preview, "new", *RGB, "-o", "gallery.html", "-q") == 0
     assert all(card["data"] for card in read_cards(page))
     assert not version.parent.exists()
+
+
+def test_a_page_has_a_still_of_each_clip_and_the_marks_of_lists(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for number in range(3):
+        save_clip(tmp_path / "latents" / f"{number}.safetensors")
+    Path("picks.txt").write_text("latents/0.safetensors\n# rejected: latents/1.safetensors\n# a comment\n")
+    arguments = ["latents", *RGB, "-o", "page.html", "-q"]
+    assert run(preview, *arguments, "--picks", "picks.txt", "--picks", "others.txt") == 0
+    assert "others.txt: there is no such list yet, so the page begins without its marks." in capsys.readouterr().err
+    cards = read_cards(tmp_path / "page.html")
+    still = Image.open(io.BytesIO(base64.b64decode(cards[0]["stills"][0])))
+    assert (still.format, still.size) == ("JPEG", (48, 32))
+    assert (cards[0]["seconds"], cards[0]["fps"]) == (pytest.approx(9 / 24), pytest.approx(24 * 2 / 9))
+    script = re.search(r'class="page">(.*)</script>', (tmp_path / "page.html").read_text("ascii", "replace"))
+    paths = [str(tmp_path / "latents" / f"{number}.safetensors") for number in range(2)]
+    assert json.loads(script[1])["picks"]["marks"] == {paths[0]: "pick", paths[1]: "reject"}
+    Path("picks.txt").write_bytes(b"\xff\xfe")
+    assert run(preview, *arguments, "--picks", "picks.txt") == 1
+    assert "picks.txt: cannot be read as a list that a gallery has saved" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        run(preview, "latents", *RGB, "-o", "clips/", "--picks", "picks.txt")
+
+
+def test_previews_have_audio_where_there_is_some(tmp_path, monkeypatch, audio_case, capsys):
+    monkeypatch.chdir(tmp_path)
+    save_clip(tmp_path / "latents" / "a.safetensors")
+    latents = mx.load("latents/a.safetensors")
+    audio = mx.random.normal((1, 8, 9, 16), key=mx.random.key(0))
+    mx.save_safetensors("latents/b.safetensors", {**latents, "audio_latents": audio}, {"fps": "24"})
+    arguments = ["latents", *RGB, "--audio-model", audio_case("ltx2").checkpoint, "-q"]
+    assert run(preview, *arguments, "-o", "page.html") == 0
+    for card, has_audio in zip(read_cards(tmp_path / "page.html"), (False, True), strict=True):
+        Path("clip.mp4").write_bytes(base64.b64decode(card["data"][0]))
+        assert bool(find_audio(Path("clip.mp4"), ReaderError)) is has_audio
+    with pytest.raises(SystemExit, match="2"):
+        run(preview, *arguments, "-o", "a.wav")
+    assert "decode -o NAME.wav decodes the audio alone" in capsys.readouterr().err

@@ -6,14 +6,16 @@ import re
 import shlex
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
+import firefox
 import pytest
 from chromium import PROGRAM, browser
 
 from gallery_pages import RGB, read_cards, save_clip
 from many_files import VAE, run
-from mlx_ltx_vae.commands.gallery_page import GalleryClip, write_page
+from mlx_ltx_vae.commands.gallery_page import GalleryClip, read_picks, write_page
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.preview import main as preview
 
@@ -72,6 +74,10 @@ def marked(page):
     return page.eval("[...document.querySelectorAll('.marked .name')].map(name => name.textContent)")
 
 
+def names_of(page, selector):
+    return page.eval(f"[...document.querySelectorAll({json.dumps(selector)})].map(element => element.textContent)")
+
+
 def name(number):
     return f"it's {number}.safetensors"
 
@@ -87,7 +93,7 @@ def test_keys_move_mark_and_enlarge(page):
     assert columns == 4
     page.press("ArrowRight", " ", "ArrowDown", " ")
     assert marked(page) == [name(1), name(5)]
-    assert text(page, "#count") == "2 marked"
+    assert text(page, "#count") == "2 marked, 0 rejected"
     wait_for_focus(page, 5)
     assert page.eval("getComputedStyle(document.activeElement).outlineWidth") == "3px"
     page.press(" ", "ArrowUp", "ArrowLeft", "ArrowLeft")  # no further than the first
@@ -121,7 +127,7 @@ def test_the_mouse_marks_and_enlarges(page):
     page.click("article .mark", 4)
     assert marked(page) == [name(2), name(4)]
     page.click("article .mark", 4)
-    page.click("article button:not(.mark)", 3)
+    page.click("article .larger", 3)
     assert text(page, "#large .name") == name(3)
     page.click("#large .main")
     page.press("Escape")
@@ -175,7 +181,8 @@ def test_each_model_has_its_list_and_its_command(page, tmp_path):
         paths = [os.path.join(os.getcwd(), "latents", name(number)) for number in numbers]
         assert (tmp_path / f"picks-{model}.txt").read_text().splitlines() == paths
     assert text(page, "#note").splitlines() == [
-        "Saved 3 of 3. Decode them in the folder of the lists:",
+        "Saved 3 of 3. --picks reads the lists back.",
+        "Decode them in the folder of the lists:",
         "mlx_ltx_vae decode --list picks-ltx-2.3.txt -m ltx-2.3 -o picks/",
         "mlx_ltx_vae decode --list picks-ltx-2.txt -m ltx-2 -o picks/",
     ]
@@ -212,6 +219,138 @@ def test_marks_and_focus_differ_and_are_seen_as_ticks_are(page, tmp_path, scheme
         assert contrast(color, background) > 3
     assert contrast(style("article:not(.marked) .mark", "color"), card) > 3
     assert contrast(style("article.marked .mark", "color"), style("article.marked .mark", "backgroundColor")) > 3
+
+
+@pytest.fixture(params=["chromium", "firefox"])
+def any_page(request, made, tmp_path, tmp_path_factory, monkeypatch):
+    """The page in each browser that there is, which saves to the folder of the test."""
+    if request.param == "firefox" and firefox.PROGRAM is None:
+        pytest.skip("needs Firefox, which apt-get install firefox-esr brings, or FIREFOX=PROGRAM")
+    monkeypatch.chdir(made)
+    shutil.copy("gallery.html", tmp_path)
+    with ExitStack() as stack:
+        if request.param == "firefox":
+            page = stack.enter_context(firefox.browser(tmp_path_factory.mktemp("firefox"), tmp_path))
+        else:
+            page = request.getfixturevalue("chromium")
+            page.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+        page.open(tmp_path / "gallery.html")
+        yield page
+
+
+@pytest.mark.slow
+def test_a_night_is_culled_by_keys_alone(any_page, tmp_path, monkeypatch):
+    page = any_page
+    page.press("P", "X", "x", "ArrowRight", "p", "u", "Enter", "P", "X")  # the fifth clip is enlarged now
+    assert text(page, "#large .name") == name(5)
+    page.press("Escape")
+    assert marked(page) == [name(0), name(3)]
+    assert names_of(page, ".rejected .name") == [name(number) for number in (1, 2, 4)]
+    assert text(page, "#count") == "2 marked, 3 rejected"
+    page.press("f")
+    assert names_of(page, "main .name") == [name(0), name(3)]
+    assert text(page, "#total") == "Clips: 2 of 11"
+    page.press("Home", "x")  # it leaves what is shown, and the next one has the focus
+    assert names_of(page, "main .name") == [name(3)]
+    wait_for_focus(page, 3)
+    page.press("z", "f")
+    assert names_of(page, "main .name") == [name(number) for number in (1, 2, 4)]
+    page.press("f", "End")
+    assert text(page, "#total") == "Clips: 6 of 11"  # the clip that is broken is undecided
+    page.press("f", "s")
+    wait_for_file(tmp_path / "picks-ltx-2.txt")
+    wait_for_file(tmp_path / "picks-ltx-2.3.txt")
+    paths = [os.path.join(os.getcwd(), "latents", name(number)) for number in range(5)]
+    lists = [(tmp_path / f"picks-{model}.txt").read_text().splitlines() for model in ("ltx-2", "ltx-2.3")]
+    rejected = [f"# rejected: {paths[number]}" for number in (1, 2, 4)]
+    assert lists == [[paths[0], *rejected], [paths[3]]]
+    monkeypatch.chdir(tmp_path)
+    assert run(decode, "--list", "picks-ltx-2.txt", *VAE, "-o", "picks/", "--dry-run", "-q") == 0
+    assert read_picks(["picks-ltx-2.txt", "picks-ltx-2.3.txt"]) == {
+        path: "pick" if number in (0, 3) else "reject" for number, path in enumerate(paths)
+    }
+
+
+def test_marks_of_a_list_are_in_a_page_that_is_made_with_it(made, chromium, tmp_path):
+    cards = [card | {"data": [], "videos": [], "stills": []} for card in read_cards(made / "gallery.html")[:4]]
+    clips = [GalleryClip(**{key: value for key, value in card.items() if key != "data"}) for card in cards]
+    page, (first, second, third, _) = tmp_path / "moved.html", [clip.path for clip in clips]
+
+    def make(marks):
+        write_page(page, clips, is_watched=False, is_complete=True, marks=marks)
+        chromium.open(page)
+        return names_of(chromium, ".marked .name"), names_of(chromium, ".rejected .name")
+
+    assert make({first: "pick", second: "reject"}) == ([name(0)], [name(1)])
+    chromium.press("u", "ArrowRight", "ArrowRight", "p")
+    assert make({first: "pick", second: "reject"}) == ([name(2)], [name(1)])  # the same list is not read again
+    assert make({second: "pick", third: "pick"}) == ([name(1), name(2)], [])
+
+
+def test_clips_are_sorted_and_undone(page):
+    page.eval("clips.forEach((clip, index) => { clip.seconds = 20 - index; clip.date = `2026-11-${10 + index % 3}` })")
+    page.press("o")  # by name
+    assert names_of(page, "main .name")[:3] == [name(0), name(1), name(2)]
+    page.press("o")
+    assert names_of(page, "main .name")[:4] == [name(0), name(3), name(6), name(9)]
+    page.press("o")
+    assert names_of(page, "main .name")[-2:] == [name(1), name(0)]
+    page.call("Page.reload")
+    page.wait("document.readyState === 'complete' && document.querySelector('#sort').value === 'length'")
+    page.press("o", "p", "ArrowRight", "p")
+    page.click("#clear")
+    assert marked(page) == []
+    page.click("#undo")
+    assert marked(page) == [name(0), name(1)]
+    page.press("z", "z")
+    assert marked(page) == []
+    assert page.eval("document.querySelector('#undo').disabled")
+
+
+def test_a_still_is_there_before_a_video_and_the_pointer_scrubs(page, tmp_path):
+    assert page.eval("document.querySelector('video').poster.slice(0, 23)") == "data:image/jpeg;base64,"
+    page.eval(
+        "new Promise((done, failed) => Object.assign(new Image(), "
+        "{ onload: done, onerror: failed, src: document.querySelector('video').poster }))"
+    )
+    page.wait("document.querySelector('video').duration > 0")
+    box = page.eval("document.querySelector('.well').getBoundingClientRect().toJSON()")
+    assert abs(box["width"] / box["height"] - 16 / 9) < 0.05
+    for share in (0.75, 0.25):
+        place = {"x": box["x"] + share * box["width"], "y": box["y"] + box["height"] / 2}
+        page.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
+        page.wait("document.querySelector('video').paused && !document.querySelector('video').seeking")
+        position = "document.querySelector('video').currentTime / document.querySelector('video').duration"
+        assert abs(page.eval(position) - share) < 0.05
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
+    page.wait("!document.querySelector('video').paused")
+
+
+def test_two_clips_are_in_step_and_frames_are_stepped(page):
+    page.press("Enter", "2")
+    assert names_of(page, "#large .name") == [name(0), name(1)]
+    page.press("ArrowRight")
+    assert names_of(page, "#large .name") == [name(0), name(2)]
+    videos = "[...document.querySelectorAll('#large video')]"
+    page.wait(f"{videos}.every(video => video.readyState > 2)")
+    page.eval(f"{videos}[0].pause()")
+    page.wait(f"{videos}[1].paused")
+    page.eval(f"{videos}[0].currentTime = 0.2")
+    page.wait(f"{videos}.every(video => Math.abs(video.currentTime - 0.2) < 0.07)")
+    before = page.eval(f"{videos}[0].currentTime")
+    page.press(",")
+    assert page.eval(f"{videos}[0].currentTime") == pytest.approx(before - 1 / page.eval("clips[2].fps"), abs=0.001)
+    page.press(".")
+    assert page.eval(f"{videos}[1].currentTime") == pytest.approx(before, abs=0.07)
+    page.press("x", "2")
+    assert names_of(page, "#large .name") == [name(2)]
+    page.press("Escape")
+    assert names_of(page, ".rejected .name") == [name(2)]
+
+
+def test_buttons_have_names_for_screen_readers(page):
+    labels = page.eval("[...document.querySelectorAll('article:first-child button')].map(button => button.ariaLabel)")
+    assert labels == [f"{verb} {name(0)}" for verb in ("Mark", "Reject", "Enlarge")]
 
 
 def test_marks_survive_a_reload_and_belong_to_one_page(page, tmp_path):

@@ -126,7 +126,7 @@ def test_frames_of_a_film_need_only_some_windows(windows, vae):
     for given, wanted in {"30:61": slice(30, 61), "41:50": slice(41, 50), ":-28": slice(0, -28)}.items():
         assert run(decode, *arguments, f"{wanted.start}.npy", "--frames", given) == 0
         assert same(f"{wanted.start}.npy", film[wanted])
-    assert run(decode, *arguments, "first.npy", "--first-seconds", 2) == 0
+    assert run(decode, *arguments, "first.npy", "--frames", "0:2s") == 0
     assert same("first.npy", film[:48])
     assert run(decode, *arguments, "still.png", "--frames", "40:41") == 0
     assert run(decode, *arguments, "bad.npy", "--frames", "61:62") == 1  # the fade to the last window

@@ -177,7 +177,7 @@ def test_a_video_of_it_takes_as_long_as_the_video(path, latents, tmp_path, capsy
     assert (report["frames"], report["width"], report["height"]) == (5, 8, 6)
     assert report["fps"] == float(Fraction(24000, 1001) * 5 / 17)
     assert np.array_equal(read(out, multiple=1), VideoVAE.from_pretrained(path).decode_uint8(latents[:1]))
-    assert decode([*command, "--fps", "30", "--first-seconds", "0.5"]) == 0
+    assert decode([*command, "--fps", "30", "--frames", "0.5s"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["fps"], report["frames"]) == (30 * 5 / 17, 5)
 

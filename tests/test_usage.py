@@ -100,9 +100,11 @@ WRONG = [
     (decode, f"{DECODE} --frames 5:5", "--frames: 5:5 has no frame; the second number is one more than the last"),
     (decode, f"{DECODE} --frames -5", "--frames: '-5' is not a range of frames; write A:B, such as -5: for the last 5"),
     (decode, f"{DECODE} --frames -3:-5", "--frames: -3:-5 has no frame"),
-    (decode, f"{DECODE} --frames :9 --first-seconds 2", "--first-seconds: not allowed with argument --frames"),
+    (decode, f"{DECODE} --first-seconds 2", "--first-seconds 2 (did you mean --frames 0:2s?)"),
     (decode, f"{DECODE} --frames 5: --audio a.wav", "--audio begins with the first frame; leave out --audio, or begin"),
-    (decode, f"{DECODE} --first-seconds 0", "--first-seconds: '0' is not a number of seconds above 0, such as 2"),
+    (decode, f"{DECODE} --frames 0s", "--frames: 0s has no frame; the second time is the end of the last frame"),
+    (decode, f"{DECODE} --frames 2s:1.5s", "--frames: 2s:1.5s has no frame"),
+    (decode, f"{DECODE} --frames a:2s", "--frames: 'a:2s' is not a range of frames; write A:B, such as 24:48, or"),
     (decode, f"{DECODE} --grid 1x2", "--grid: '1x2' is not a latent grid; write F'xH'xW', such as 16x22x40"),
     (decode, f"{DECODE} --mode single --chunk 1", "--chunk and --order go with --mode exact"),
     (decode, f"{DECODE} --mode tiled --order rows", "--order goes with --mode exact"),
@@ -386,3 +388,13 @@ def test_a_field_is_an_option_of_the_commands(capsys):
         parser.parse_args(["--grain", "0"])
     assert "'0' is not a whole number of at least 1" in capsys.readouterr().err
     assert re.search(r"--grain N\s+how much grain \(default: 3\)", parser.format_help())
+
+
+@pytest.mark.parametrize("name", ["decode", "preview", "encode"])
+def test_help_groups_options_by_what_one_does_and_rare_ones_are_last(name, capsys):
+    with pytest.raises(SystemExit):
+        MAINS[name](["--help"])
+    titles = re.findall(r"^([a-z ]+):$", capsys.readouterr().out, re.MULTILINE)
+    common = ["input", "output", "picture", "audio", "memory", "report"]
+    assert titles[: len(titles) - titles[::-1].index("report")] == [title for title in common if title in titles]
+    assert titles[-2:] == ["several machines", "examples"]

@@ -31,11 +31,15 @@ Value = TypeVar("Value")
 #: Names of arguments that are files or folders.
 PATHS = ("LATENTS", "VIDEO", "FILE", "OUT", "VAE", "MODEL", "AUDIO", "FOLDER", "SOURCE")
 _COLORS = {"error": "31", "warning": "33"}  # red and yellow, by the first word of a line
+_HELP = {argparse.SUPPRESS: "help"}  # destination of -h where --help shows more
 _COLOR_CHOICES = ("auto", "always", "never")
 _color_choice = ContextVar("color", default="auto")
 _RANGE = r"(-?[0-9]{1,9})?:(-?[0-9]{1,9})?"
+_SECONDS = r"(-?[0-9]{0,9}\.?[0-9]{1,9})s"
+_BOUND = r"(-?[0-9.]{1,19}s?)?"
 # Environment variables with the rank, which `mlx.launch` sets for its backends, and launchers of MPI.
 _RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+_LEAST_PREVIEW = 16  # pixels, of the longer side
 BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
 
@@ -55,7 +59,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, add_help=False, **options)
         self.suggest_on_error = False  # as Python 3.15 does; `error` has its own suggestions
         # Matches arguments with a minus sign that are no options: numbers, and ranges such as `--frames -10:`.
-        self._negative_number_matcher = re.compile(rf"-[0-9]*\.?[0-9]+$|{_RANGE}$")
+        self._negative_number_matcher = re.compile(rf"-[0-9]*\.?[0-9]+$|{_BOUND}:{_BOUND}$")
         self._first = first
         if first:
             hidden: Any = {"nargs": 0, "dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
@@ -63,6 +67,22 @@ class CommandParser(argparse.ArgumentParser):
         names = ["--help"] if first else ["-h", "--help"]
         self.add_argument(*names, action="help", help=f"show {'all options' if first else 'this help'}")
         self.add_argument("--version", action="version", version=f"mlx_ltx_vae {__version__}", help="show the version")
+
+    def arrange(self, groups: Mapping[str, str]) -> None:
+        """Show options in these groups, by what one does with them.
+
+        `groups` has the destinations of options by the titles of groups, in order. Options that are in none are
+        refused, so that a new one gets its place.
+        """
+        places = {dest: (title, index) for title, dests in groups.items() for index, dest in enumerate(dests.split())}
+        titles, self._action_groups = list(groups), []
+        ordered_actions = sorted(self._actions, key=lambda action: places[_HELP.get(action.dest, action.dest)][1])
+        for title in titles:
+            group = self.add_argument_group(title)
+            group._group_actions += [
+                action for action in ordered_actions if places[_HELP.get(action.dest, action.dest)][0] == title
+            ]
+        self._action_groups = [group for group in self._action_groups if group._group_actions]
 
     def format_short_help(self) -> str:
         """Format the help on one screen."""
@@ -288,6 +308,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def preview_size(text: str) -> int:
+    """Parse `--max-size 512`: a whole number of pixels, at least those of a latent cell."""
+    if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) < _LEAST_PREVIEW:
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least {_LEAST_PREVIEW} pixels")
+    return int(text)
+
+
 def frame_range(text: str) -> slice:
     """Parse `--frames 24:48` as a Python slice: either end may be left out, or count from the end (-10:).
 
@@ -306,11 +333,26 @@ def frame_range(text: str) -> slice:
     raise argparse.ArgumentTypeError(f"{quote(text)} is not a range of frames; write A:B, {hint}")
 
 
-def duration(text: str) -> Fraction:
-    """Parse `--first-seconds 2.5`: a number above 0."""
-    if re.fullmatch(r"[0-9]{0,9}\.?[0-9]{1,9}", text) and Fraction(text) > 0:
-        return Fraction(text)
-    raise argparse.ArgumentTypeError(f"{quote(text)} is not a number of seconds above 0, such as 2 or 0.5")
+def time_range(text: str) -> slice:
+    """Parse `--frames 24:48`, or `--frames 1s:2.5s` as a slice in which seconds are fractions. 2s is the first two."""
+    bounds = text.split(":") if ":" in text else ["0", text]
+    matches = [re.fullmatch(_SECONDS, bound) for bound in bounds]
+    if len(bounds) != 2 or not any(matches):
+        return frame_range(text)
+    values = [Fraction(match[1]) if match else bound for match, bound in zip(matches, bounds, strict=True)]
+    first, end = (value if isinstance(value, Fraction) else _frame_number(value, text) for value in values)
+    are_alike = (first or 0) >= 0 and (end is None or end >= 0) and all(matches)
+    if end is not None and (end == 0 or (are_alike and (first or 0) >= end)):
+        raise argparse.ArgumentTypeError(f"{text} has no frame; the second time is the end of the last frame")
+    return slice(first or 0, end)
+
+
+def _frame_number(text: str, range_text: str) -> int | None:
+    """Parse an end of a range that is no time: a frame, or nothing."""
+    if not re.fullmatch(r"(-?[0-9]{1,9})?", text):
+        problem = f"{quote(range_text)} is not a range of frames; write A:B, such as 24:48, or 1s:2.5s in seconds"
+        raise argparse.ArgumentTypeError(problem)
+    return int(text) if text else None
 
 
 def share(text: str) -> float:

@@ -175,7 +175,6 @@ def run_decode(
         fps=arguments.fps,
         frames=arguments.frames,
         all_frames=arguments.all_frames,
-        first_seconds=arguments.first_seconds,
     )
     job = (make_job or DecodeJob)(arguments, sources, pattern, settings)
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
@@ -391,7 +390,7 @@ class DecodeTask(Task):
         """Describe the decode in a line."""
         plan, output = self.plan, self._decode.output
         fps, rate, batch = float(report.fps), report.sample_rate, len(output.names)
-        size = format_size(*plan.frame_size)
+        size = format_size(report.width, report.height)
         videos = f"{batch} videos of " if batch > 1 else ""
         summary = f"{videos}{format_count(plan.num_frames, 'frame')} of {size}, "
         summary += f"{format_seconds(plan.num_frames / fps)} at {fps:.6g} fps"

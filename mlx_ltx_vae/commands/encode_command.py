@@ -12,8 +12,10 @@ from typing import Any
 
 from .. import demo
 from ..audio_vae import AudioVAE
-from ..latents import check_latents_name, is_for_comfyui
+from ..latents import LAYOUTS, check_latents_name, is_for_comfyui
 from ..options import PlanOptions
+from ..pipeline.latent_video import is_latent_file
+from ..pipeline.prepare import has_seconds
 from ..pipeline.prepare_encode import EncodeReport, EncodeSettings
 from ..pipeline.progress import FrameBar
 from ..shapes import format_size
@@ -45,8 +47,9 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         parser.error("--as-stored is for videos, and --hdr for EXR images; choose one")
     if arguments.hdr and arguments.compress is not None:
         parser.error("--compress is for pictures with 8 bits per color, and --hdr for EXR images; choose one")
-    if "-" in arguments.video and arguments.frames and min(arguments.frames.start, arguments.frames.stop or 0) < 0:
-        parser.error("standard input is read once, so --frames cannot count from its end; count from the first")
+    frames = arguments.frames
+    if "-" in arguments.video and frames and (has_seconds(frames) or min(frames.start, frames.stop or 0) < 0):
+        parser.error("standard input is read once, so --frames counts frames from its first; correct --frames")
     arguments.video = mark_folders(arguments.video, of_videos=True)
     if arguments.carry is not None and not arguments.windows:
         parser.error("--carry is for --windows; add it")
@@ -56,14 +59,16 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         output = arguments.output or "windows"
         if not output.endswith(("/", os.sep)) and not os.path.isdir(output):
             parser.error(f"--windows makes several files; name a folder for them: -o {output}/")
+    layout = None if arguments.layout is None else LAYOUTS[arguments.layout]
     with parser.wrong_usage():
         pattern = arguments.output
         if not arguments.windows:
-            pattern = find_pattern(arguments.video, pattern, ".safetensors")
+            ending = ".safetensors" if layout is None else layout.file_ending(arguments.frames, arguments.size)
+            pattern = find_pattern(arguments.video, pattern, ending)
             if pattern is None and not has_table(arguments.video):
-                pattern = "{name}.safetensors"
+                pattern = f"{{name}}{ending}"
             if pattern:
-                check_latents_name(pattern)
+                check_latents_name(pattern, layout)
                 if arguments.audio_model and is_for_comfyui(pattern):
                     parser.error(
                         f"{pattern}: ComfyUI reads no audio from it; leave out --audio-model, or use .safetensors"
@@ -83,6 +88,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
             arguments.frames,
             compress=arguments.compress,
             hdr=arguments.hdr,
+            layout=layout,
         )
     job = EncodeJob(arguments, pattern, settings)
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
@@ -93,20 +99,32 @@ class EncodeJob(Job):
 
     network = "encoder"
     vae: VideoVAE
+    _has_latents = False  # among the inputs, which are decoded
 
     def __init__(self, arguments: argparse.Namespace, pattern: str | None, settings: EncodeSettings) -> None:
         super().__init__(arguments, arguments.video, pattern)
         self.settings = settings
 
     def open(self) -> VideoVAE:
-        vae = VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=False)
+        vae = VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=self._has_latents)
         if (audio_model := self.arguments.audio_model) is not None:
             audio_vae = AudioVAE.from_pretrained(audio_model, dtype=self.dtype, decoder=False)
             self.settings = replace(self.settings, audio=audio_vae)
         return vae
 
+    def without_files(self) -> VideoVAE | None:
+        return None if self._has_latents else super().without_files()
+
     def make_task(self, item: Item) -> "EncodeTask":
         return EncodeTask(self, item)
+
+    def read_items(self) -> list[Item]:
+        items, layout = super().read_items(), self.settings.layout
+        self._has_latents = any(is_latent_file(item.source) for item in items)
+        if layout is None or not layout.numbers or _names_file(self.arguments.output) or has_table(self.sources):
+            return items
+        names = layout.number([item.source for item in items])
+        return [replace(item, name=name) for item, name in zip(items, names, strict=True)]
 
 
 class EncodeTask(Task):
@@ -158,6 +176,11 @@ class EncodeTask(Task):
         report = self._encode.run(bar)
         self.result = replace(self.result, outputs=[report.output])
         return self._report(_describe(report), report.as_dict())
+
+
+def _names_file(output: str | None) -> bool:
+    """Return whether -o is a file or a pattern rather than a folder for files that are named after the inputs."""
+    return output is not None and not output.endswith(("/", os.sep)) and not os.path.isdir(output)
 
 
 def _describe(report: EncodeReport) -> str:

@@ -1,11 +1,13 @@
 """`preview -o gallery.html`: a page with a preview of each latent file, on which the ones to decode are marked."""
 
 import argparse
+import io
 import json
 import os
 import shlex
 import sys
 import time
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,23 +18,30 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from PIL import Image
 
+from ..audio_vae import find_audio_decoder
 from ..errors import DeviceError, ItemsError, LTXVAEError, OutputClosed, WriterError, describe_error
+from ..frame_format import FrameOutput
 from ..latents import open_latents
 from ..model_table import Kind, models_for
 from ..options import OutputOptions, PlanOptions
+from ..pipeline.clip_audio import AudioSettings
 from ..pipeline.prepare import DecodeSettings
+from ..pipeline.scaling import scaling_step
 from ..shapes import format_size
 from ..units import DEFAULT_FPS, format_count
 from ..vae import PreviewVAE, VideoVAE
+from ..video.reader import VideoReader
 from .cli import CommandParser
 from .decode_command import PreviewJob, run_decode
-from .gallery_page import GalleryClip, PreviewFolder, preview_folder, preview_of, read_page, write_page
+from .gallery_page import GalleryClip, PreviewFolder, preview_folder, preview_of, read_page, read_picks, write_page
 from .items import Item, Result, mark_folders, read_inputs
 from .model_choice import choose_by_latents
 from .terminal import print_traceback, write_line
 
 _CRF = 30  # of previews, which are small then
+_STILL_SIZE, _STILL_QUALITY = 320, 70  # pixels of the longer side, and JPEG's quality
 _SECONDS_PER_LOOK, _SECONDS_PER_PAGE = 1, 2  # of --watch, and between pages while previews are made
 _SECONDS_PER_RETRY = 10  # of --watch, after an error that may pass
 _PASSING = (WriterError, DeviceError, MemoryError, OSError)  # such as those of a full disk
@@ -40,8 +49,8 @@ _COLORS = np.array([[0.8, 0.6, -0.3], [0.8, 0, 0.6], [0.8, -0.6, -0.3]])  # red,
 _NUM_SAMPLES, _SAMPLED_FRAMES = 8, 4  # latent files that colors are chosen for, and latent frames of each
 # Options that change a preview.
 _OPTIONS = (
-    "model", "dtype", "fps", "frames", "all_frames", "first_seconds", "tensor", "grid", "unnormalized", "hdr",
-    "hdr_output",
+    "model", "dtype", "fps", "frames", "all_frames", "tensor", "grid", "unnormalized", "hdr",
+    "hdr_output", "max_size", "audio_model",
 )  # fmt: skip
 
 
@@ -57,9 +66,22 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
     page = Path(arguments.output)
     arguments.output, arguments.skip_existing = os.path.join(preview_folder(page), ""), False
     arguments.distributed = "off"
-    plan, output = PlanOptions(memory_budget=arguments.memory_budget), OutputOptions(crf=_CRF)
-    settings = DecodeSettings(output, plan)
+    plan = PlanOptions(memory_budget=arguments.memory_budget)
+    output = OutputOptions(crf=_CRF, frames=preview_frames(arguments))
+    settings = DecodeSettings(output, plan, audio=preview_audio(arguments))
     return run_decode(parser, arguments, settings, "{name}.mp4", partial(GalleryJob, page))
+
+
+def preview_frames(arguments: argparse.Namespace) -> FrameOutput:
+    """Return what previews have of the decoded frames."""
+    return FrameOutput(steps=() if arguments.max_size is None else (scaling_step(arguments.max_size),))
+
+
+def preview_audio(arguments: argparse.Namespace) -> AudioSettings | None:
+    """Return the audio of previews, which have it where their latents have audio latents. `None` means no audio."""
+    if arguments.audio_model is None:
+        return None
+    return AudioSettings(partial(find_audio_decoder, arguments.audio_model, None, arguments.dtype))
 
 
 class GalleryJob(PreviewJob):
@@ -85,10 +107,12 @@ class GalleryJob(PreviewJob):
         self._options = ", ".join(f"{name} {getattr(self.arguments, name)}" for name in _OPTIONS)
         self._is_watched = self.arguments.watch and not self.arguments.dry_run
         self._colors: PreviewVAE | None = None
+        self._marks = dict[str, str]()  # of the lists of --picks
 
     def run(self) -> None:
         """Make the page, and with --watch again whenever the latent files have changed, or a preview is missing."""
         is_dry_run = self.arguments.dry_run
+        self._marks = read_picks(self.arguments.picks)
         try:
             if not is_dry_run:
                 self._folder.use()
@@ -229,6 +253,9 @@ class GalleryJob(PreviewJob):
             seed=find_text(file.entries, "seed", "noise_seed"),
             model=models[0].name if models else "",
             videos=tuple(Path(output).name for output in result.outputs),
+            stills=tuple(map(_first_frame, result.outputs)),
+            fps=result.values.get("fps", 0),
+            seconds=frames / fps,
         )
 
     def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float, peaks: Sequence[int]) -> None:
@@ -236,7 +263,9 @@ class GalleryJob(PreviewJob):
             super().summarize(items, results, seconds, peaks)
 
     def _write(self, *, is_complete: bool) -> set[str]:
-        return write_page(self._page, self._cards(), is_watched=self._is_watched, is_complete=is_complete)
+        return write_page(
+            self._page, self._cards(), is_watched=self._is_watched, is_complete=is_complete, marks=self._marks
+        )
 
     def _cards(self) -> list[GalleryClip]:
         """Return the cards of the page, in the order of the latent files."""
@@ -252,6 +281,19 @@ class GalleryJob(PreviewJob):
             write_line(
                 f"{self._page}: {format_count(len(self._states), 'clip')}, {num_new} new, {failed} failed", sys.stdout
             )
+
+
+def _first_frame(preview: str) -> str:
+    """Return the first frame of a preview as JPEG in base64, or "" if it cannot be read."""
+    try:
+        with VideoReader(preview, multiple=2, max_frames=1) as video:
+            image = Image.fromarray(next(video)[0])
+    except (LTXVAEError, StopIteration):  # another program has replaced it; the page shows it without a still
+        return ""
+    image.thumbnail((_STILL_SIZE, _STILL_SIZE))
+    content = io.BytesIO()
+    image.save(content, "jpeg", quality=_STILL_QUALITY)
+    return b64encode(content.getvalue()).decode()
 
 
 def find_text(entries: Mapping[str, str], key: str, input_name: str) -> str:

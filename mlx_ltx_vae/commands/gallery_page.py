@@ -7,13 +7,15 @@ import os
 import re
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from ..files import PartFile, check_replaceable, leads_to, make_folder, open_file, writing_to
+from ..errors import ItemsError, warn
+from ..files import PartFile, check_replaceable, leads_to, make_folder, open_file, read_small_file, writing_to
 
 PAGE_BYTES = 50_000_000  # of previews in a page; if they are more, they are files in a folder beside it
 
@@ -21,6 +23,10 @@ _MARK = b'<!doctype html><meta name="generator" content="mlx_ltx_vae gallery">\n
 _START, _END = '<script type="application/json" class="clip">', "</script>\n"
 _PREVIEW = re.compile(r"[\w.-]{1,80}-[0-9a-f]{8}(-[0-9]+)?\.mp4", re.ASCII)
 _ATTEMPTS = 100  # to make the folder of previews, which other galleries may remove
+_REJECTED = "# rejected: "  # in a list, a comment for `decode --list`
+_MAX_PICKS = 64_000_000  # bytes, of a list
+#: No marks, as a default argument.
+NO_MARKS: Mapping[str, str] = MappingProxyType({})
 _VERSION = "version.js"  # in the folder; tells a page that is watched that there is a newer one
 
 
@@ -38,6 +44,9 @@ class GalleryClip:
     seed: str = ""
     model: str = ""
     videos: tuple[str, ...] = ()  # names of the previews in the folder of the page
+    stills: tuple[str, ...] = ()  # the first frame of each, as JPEG in base64
+    fps: float = 0  # of the previews
+    seconds: float = 0
     error: str = ""
 
 
@@ -121,17 +130,46 @@ def read_page(page: Path, may_replace: Callable[[list[str]], bool], *, is_dry_ru
     return clips
 
 
-def write_page(page: Path, clips: Sequence[GalleryClip], *, is_watched: bool, is_complete: bool) -> set[str]:
+def read_picks(paths: Iterable[str]) -> dict[str, str]:
+    """Return the marks of lists that a page has saved, by absolute paths: "pick" or "reject".
+
+    Warns of a list that does not exist yet. Raises an `ItemsError` for one that cannot be read.
+    """
+    marks = dict[str, str]()
+    for path in paths:
+        try:
+            text = read_small_file(path, _MAX_PICKS).decode()
+        except FileNotFoundError:
+            warn(f"{path}: there is no such list yet, so the page begins without its marks.")
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ItemsError(f"{path}: cannot be read as a list that a gallery has saved ({reason}).") from error
+        for line in filter(None, map(str.strip, text.splitlines())):
+            name, mark = (line[len(_REJECTED) :], "reject") if line.startswith(_REJECTED) else (line, "pick")
+            if not name.startswith("#"):
+                marks[os.path.abspath(os.path.join(os.path.dirname(path), os.path.expanduser(name)))] = mark
+    return marks
+
+
+def write_page(
+    page: Path,
+    clips: Sequence[GalleryClip],
+    *,
+    is_watched: bool,
+    is_complete: bool,
+    marks: Mapping[str, str] = NO_MARKS,
+) -> set[str]:
     """Write a page with the cards of clips. If it is watched, it loads itself again after it is written again.
 
-    If it is complete and not watched, it contains the previews, unless they are too large. Returns the names of the
-    files in the folder of previews that it needs.
+    `marks` are those that it begins with, see `read_picks`. If it is complete and not watched, it contains the
+    previews, unless they are too large. Returns the names of the files in the folder of previews that it needs.
     """
     folder, videos = preview_folder(page), {name for clip in clips for name in clip.videos}
     has_data, version = is_complete and not is_watched, str(time.time_ns())
     if has_data:  # otherwise previews may be missing, and are made later
         has_data = sum((folder / name).stat().st_size for name in videos) * 4 // 3 <= PAGE_BYTES  # in base64
-    parts = _parts(page, clips, version, is_watched=is_watched, has_data=has_data)
+    parts = _parts(page, clips, version, marks, is_watched=is_watched, has_data=has_data)
     _write(page, (part.encode() for part in parts))
     if is_watched:
         make_folder(str(folder / _VERSION))
@@ -140,7 +178,13 @@ def write_page(page: Path, clips: Sequence[GalleryClip], *, is_watched: bool, is
 
 
 def _parts(
-    page: Path, clips: Iterable[GalleryClip], version: str, *, is_watched: bool, has_data: bool
+    page: Path,
+    clips: Iterable[GalleryClip],
+    version: str,
+    marks: Mapping[str, str],
+    *,
+    is_watched: bool,
+    has_data: bool,
 ) -> Iterator[str]:
     """Yield the parts of a page."""
     folder = preview_folder(page)
@@ -148,7 +192,8 @@ def _parts(
     digest = hashlib.sha256(script.removeprefix("<script>").removesuffix(_END).encode()).digest()
     yield _MARK.decode() + head.replace("SCRIPT_DIGEST", b64encode(digest).decode())
     values = {"name": page.stem, "directory": os.getcwd(), "folder": folder.name, "version": version}
-    yield _START.replace("clip", "page") + _to_json({**values, "watch": is_watched and _VERSION}) + _END
+    picks = {"id": hashlib.sha256(_to_json(marks).encode()).hexdigest()[:8], "marks": marks}
+    yield _START.replace("clip", "page") + _to_json({**values, "picks": picks, "watch": is_watched and _VERSION}) + _END
     for clip in clips:
         data = [b64encode((folder / name).read_bytes()).decode() for name in clip.videos if has_data]
         yield _START + _to_json({**asdict(clip), "data": data}) + _END
@@ -177,4 +222,4 @@ def _write(path: Path, parts: Iterable[bytes]) -> None:
 
 def _to_json(value: object) -> str:
     """Return JSON that ends no element of HTML, whatever texts it has."""
-    return json.dumps(value).replace("<", "\\u003c")
+    return json.dumps(value, default=dict).replace("<", "\\u003c")

@@ -136,12 +136,16 @@ class Job(ABC):
 
     def make_items(self) -> list[Item]:
         """Return the items with their outputs."""
-        items = read_inputs(self.sources, of_videos=self.network == "encoder")
+        items = self.read_items()
         items = [join_items(items)] if self.is_film else items
         items = name_items(items, self.pattern, is_dry_run=self.arguments.dry_run)
         if self.arguments.output or self.arguments.overwrite or self.arguments.skip_existing:
             return items
         return [self._with_free_name(item) for item in items]
+
+    def read_items(self) -> list[Item]:
+        """Return the items before their outputs are named."""
+        return read_inputs(self.sources, of_videos=self.network == "encoder")
 
     def _with_free_name(self, item: Item) -> Item:
         """Return the item with a default name of its output that no file has, unless a table states the name."""

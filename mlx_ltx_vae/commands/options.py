@@ -24,8 +24,6 @@ from .cli import (
     add_report_options,
     argument_type,
     count,
-    duration,
-    frame_range,
     frame_rate,
     grid,
     memory_budget,
@@ -33,6 +31,7 @@ from .cli import (
     share,
     tile,
     tile_frames,
+    time_range,
 )
 
 OptionsT = TypeVar("OptionsT", PlanOptions, DecodeOptions, OutputOptions)
@@ -187,11 +186,9 @@ def add_input_options(
     film.add_argument("--blend", type=count, metavar="N", help=blend)
     rate = "frames per second: 24, 23.976, 30000/1001 (default: the file's, else 24)"
     parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
-    some = parser.add_mutually_exclusive_group()
     frames = """decode only frames A to B - 1, counted from 0, exactly as in the whole video; 48 or :48 for the first
-        48, 24: from frame 24 on, -24: for the last 24"""
-    some.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
-    some.add_argument("--first-seconds", type=duration, metavar="S", help="decode only the first S seconds, at --fps")
+        48, 24: from frame 24 on, -24: for the last 24; 0:2s for the first two seconds"""
+    parser.add_argument("--frames", type=time_range, metavar="A:B", help=frames)
     padding = "also decode the frames at the end with which encode --pad filled the last latent frame"
     parser.add_argument("--all-frames", action="store_true", help=padding)
     add_latents_options(parser)
@@ -273,6 +270,11 @@ def add_video_options(video: argparse._ArgumentGroup) -> None:
     for step in STEP_OPTIONS:
         make: Callable[[str], FrameStep] = argument_type(step.make)
         video.add_argument(step.name, dest=step.dest, type=make, metavar=step.metavar, help=step.help)
+
+
+def step_dests() -> list[str]:
+    """Return the destinations of the options of steps."""
+    return [step.dest for step in STEP_OPTIONS]
 
 
 def chosen_steps(arguments: argparse.Namespace) -> "tuple[FrameStep, ...]":

@@ -17,7 +17,7 @@ _WORDS = {
     "--frames :N | --num-frames": "frames num-frames n-frames nframes max-frames vframes frames:v frame-count "
     "video-length length",
     "--frames A:B": "ss start start-time start-frame first-frame seek to end end-time end-frame last-frame trim",
-    "--first-seconds": "t duration seconds",
+    "--frames 0:2s": "t duration seconds first-seconds",
     "--crf": "quality q:v qp cq qscale",
     "--codec": "c:v vcodec video-codec c encoder",
     "--audio-codec": "c:a acodec",

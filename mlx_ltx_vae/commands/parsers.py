@@ -11,7 +11,7 @@ from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF
 from ..errors import LTXVAEError, quote
 from ..model_table import Kind, list_names
 from ..networks.specs import NETWORKS
-from ..options import HDRInput, ModeName, OrderName, PlanOptions
+from ..options import HDRInput, LayoutName, ModeName, OrderName, PlanOptions
 from ..startup import import_command
 from .cli import (
     PATHS,
@@ -20,13 +20,14 @@ from .cli import (
     add_report_options,
     count,
     examples,
-    frame_range,
     frame_rate,
     frame_size,
     memory_budget,
     positive,
+    preview_size,
     shorten,
     tile,
+    time_range,
 )
 from .options import (
     LATENT_FILES,
@@ -46,7 +47,23 @@ from .options import (
     add_progress_option,
     add_unnormalized_option,
     add_video_options,
+    step_dests,
 )
+
+# Options of `decode`, `preview` and `encode` by what one does with them, those that are rarely needed last.
+_GROUPS = {
+    "input": "latents video model demo frames size fit fps pad all_frames list tensor grid unnormalized keyframes "
+    "matrix as_stored compress",
+    "output": "output skip_existing overwrite stills max_size watch picks contact_sheet layout metadata workflow "
+    "fragmented",
+    "picture": "codec crf encoder_preset bit_depth pix_fmt hdr hdr_output exposure exr exr_space",
+    "audio": "audio audio_model audio_latents audio_tensor audio_codec shortest",
+    "memory": "memory_budget dtype mode order chunk preset tile tile_frames tile_batch_size",
+    "report": "dry_run json quiet progress color debug help version",
+    "a film of overlapping windows": "join windows carry blend",
+    "noise": "seed steps timestep noise_scale like",
+    "several machines": "distributed rank_timeout",
+}
 
 SHELLS = ("bash", "zsh", "tcsh", "fish")
 
@@ -78,6 +95,7 @@ def decode_parser() -> CommandParser:
     video = parser.add_argument_group("the video")
     add_audio_options(video)
     add_video_options(video)
+    parser.arrange(_GROUPS | {"picture": " ".join([_GROUPS["picture"], *step_dests()])})
     return parser
 
 
@@ -105,8 +123,16 @@ def preview_parser() -> CommandParser:
     )
     watch = "with -o NAME.html: show new latent files as they come, until Ctrl-C"
     parser.add_argument("--watch", action="store_true", help=watch)
+    picks = "with -o NAME.html: begin with the marks of this list, which such a page has saved; repeatable"
+    parser.add_argument("--picks", action="append", default=[], metavar="FILE", help=picks)
+    model = f"""also decode the audio latents beside the video's, with this audio VAE and its vocoder:
+        {list_names([Kind.AUDIO])}, or a file, folder, or hub id"""
+    parser.add_argument("--audio-model", metavar="AUDIO", help=model)
+    size = "scale frames down, before they are written, until no side is longer than N pixels"
+    parser.add_argument("--max-size", type=preview_size, metavar="N", help=size)
     add_job_options(parser, parser.add_argument_group("how to decode"))
     add_hdr_options(parser.add_argument_group("the video"))
+    parser.arrange(_GROUPS)
     return parser
 
 
@@ -120,12 +146,12 @@ def encode_parser() -> CommandParser:
         epilog=examples(
             "python -m mlx_ltx_vae encode clip.mp4 -m ltx-2.3 -o clip.safetensors",
             "python -m mlx_ltx_vae encode clip.mov -m vae/ -o a.safetensors --size 768x512",
-            "python -m mlx_ltx_vae encode clips.csv -m vae/ -o latents/ --skip-existing",
+            "python -m mlx_ltx_vae encode a.npy --frames -25: -m vae/ -o tail.safetensors",
         ),
     )
-    videos = """videos or GIFs, folders of them or of images, or patterns such as %%05d.png; - for standard input;
-        @clips.txt for a list of videos, one per line; clips.csv for a table with a column path, and optionally output,
-        width, height, frames, fps"""
+    videos = """videos or GIFs, folders of them or of images, or patterns such as %%05d.png; latent files, which are
+        decoded in memory; - for standard input; @clips.txt for a list of videos, one per line; clips.csv for a table
+        with a column path, and optionally output, width, height, frames, fps"""
     parser.add_argument("video", nargs="+", metavar="VIDEO", help=videos)
     output = """output file, .safetensors, or .latent for ComfyUI's LoadLatent; folder/ for files named after the
         inputs, folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors (default:
@@ -142,8 +168,9 @@ def encode_parser() -> CommandParser:
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
     fit.add_argument("--crop", dest="fit", action="store_const", const="CROP", help=crop)
     frames = """encode only frames A to B - 1, counted from 0 at the rate of --fps; 121 or :121 for the first 121, 24:
-        from frame 24 on, -25: for the last 25, which reads the video twice (default: all)"""
-    video.add_argument("--frames", type=frame_range, metavar="A:B", help=frames)
+        from frame 24 on, -25: for the last 25, which reads the video twice; 0:2s for the first two seconds (default:
+        all)"""
+    video.add_argument("--frames", type=time_range, metavar="A:B", help=frames)
     video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     windows = """encode overlapping windows of N frames, 1 + 8*k, each alone and into a file of its own in a folder, as
         pipelines condition on them; decode --join makes them a video again"""
@@ -166,10 +193,14 @@ def encode_parser() -> CommandParser:
     model = f"""also encode the video's audio into the same file, with this audio VAE: {list_names([Kind.AUDIO])}, or a
         file, folder, or hub id"""
     video.add_argument("--audio-model", metavar="AUDIO", help=model)
+    layout = """write files that this trainer reads, without audio; in a folder they have the names that it expects,
+        which for musubi-tuner state --size and --frames (default: files of this package)"""
+    parser.add_argument("--layout", choices=get_args(LayoutName), help=layout)
     how = parser.add_argument_group("how to encode")
     how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
     add_option(how, PlanOptions, "tile_batch_size", positive)
     add_job_options(parser, how)
+    parser.arrange(_GROUPS)
     return parser
 
 

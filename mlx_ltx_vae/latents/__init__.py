@@ -14,10 +14,12 @@ Facts about the files of other programs:
 
 from .audio import AudioLatentsFile, find_audio_latents, is_audio_alone, load_audio_latents, open_audio_latents
 from .keyframes import load_keyframes
+from .layouts import LAYOUTS, Layout
 from .metadata import LatentSpace
 from .video import KNOWN_NAMES, LatentsFile, LatentsInfo, load_latents, open_latents
 from .writer import LatentsWriter, check_latents_name, is_for_comfyui, save_latents
 
-__all__ = ["KNOWN_NAMES", "AudioLatentsFile", "LatentSpace", "LatentsFile", "LatentsInfo", "LatentsWriter"]
+__all__ = ["KNOWN_NAMES", "LAYOUTS", "AudioLatentsFile", "LatentSpace", "LatentsFile", "LatentsInfo", "LatentsWriter"]
+__all__ += ["Layout"]
 __all__ += ["check_latents_name", "find_audio_latents", "is_audio_alone", "is_for_comfyui", "load_audio_latents"]
 __all__ += ["load_keyframes", "load_latents", "open_audio_latents", "open_latents", "save_latents"]

@@ -37,7 +37,10 @@ AUDIO_NAMES = (
 )
 #: Name of the number of audio latents without padding, in data sets of musubi-tuner.
 AUDIO_LENGTHS = "audio_lengths_int32"
-# Also of musubi-tuner: audio_latents_126x16x8_bfloat16.
+#: In the metadata of files of musubi-tuner.
+MUSUBI_ARCHITECTURE = "ltx2_v1"
+# Also of musubi-tuner: latents_13x16x24_bfloat16, and audio_latents_126x16x8_bfloat16.
+_SIZED_VIDEO_NAME = re.compile(r"latents_\d+x\d+x\d+_\w+")
 _SIZED_AUDIO_NAME = re.compile(r"audio_latents_\d+x\d+x\d+_\w+")
 #: Largest number of frames, pixels or latent cells in metadata.
 MAX_SIZE = 10**9 - 1
@@ -115,6 +118,11 @@ class Layout:
 def is_audio_name(name: str) -> bool:
     """Return whether a tensor with this name belongs to the audio of a video."""
     return name in (*AUDIO_NAMES, AUDIO_LENGTHS) or _SIZED_AUDIO_NAME.fullmatch(name) is not None
+
+
+def is_sized_video_name(name: str) -> bool:
+    """Return whether musubi-tuner gives this name, with sizes and dtype, to the latents of a video."""
+    return _SIZED_VIDEO_NAME.fullmatch(name) is not None
 
 
 def _format_grid(grid: Grid) -> str:
@@ -233,6 +241,7 @@ def _describe(sizes: Sizes) -> str:
 
 def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
     """Parse the values of the keys in `_PARSERS`; raise a `LatentsError` for an invalid value, and for two grids."""
+    metadata = _translate(metadata)
     values: dict[str, Any] = dict.fromkeys(_PARSERS)
     for key in _PARSERS.keys() & metadata.keys():
         parse, expected = _PARSERS[key]
@@ -253,6 +262,15 @@ def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
         space=LatentSpace(*(values[key] for key in _SPACE_KEYS)),
         is_channels_first=metadata.get(AXES_KEY) == CHANNELS_FIRST,
     )
+
+
+def _translate(metadata: Mapping[str, str]) -> Mapping[str, str]:
+    """Return metadata of musubi-tuner, whose size is that of the source, in the keys of this package."""
+    if metadata.get("architecture") != MUSUBI_ARCHITECTURE:
+        return metadata
+    names = {"frame_count": "source_frames", "target_fps": "fps"}
+    kept = {key: value for key, value in metadata.items() if key not in ("width", "height")}
+    return kept | {key: metadata[name] for name, key in names.items() if name in metadata}
 
 
 def _merge_grids(first: Grid | None, second: Grid | None, source: str) -> Grid | None:

@@ -19,6 +19,7 @@ from .metadata import (
     find_layout,
     find_video_sizes,
     is_audio_name,
+    is_sized_video_name,
     parse_metadata,
 )
 from .statistics import GivenStatistics, choose_statistics
@@ -180,7 +181,7 @@ def _choose_tensor(names: list[str], tensor: str | None, source: str) -> str:
     latent_names = [name for name in names if name not in KEYFRAME_NAMES]
     # Without video latents, the first audio latents, which `open_latents` refuses.
     video_names = [name for name in latent_names if not is_audio_name(name)] or latent_names[:1]
-    candidates = [name for name in names if name in KNOWN_NAMES] or video_names
+    candidates = [name for name in names if name in KNOWN_NAMES or is_sized_video_name(name)] or video_names
     if {_STAGE_2, _FINAL} <= set(candidates):
         candidates.remove(_STAGE_2)
     if tensor in names:

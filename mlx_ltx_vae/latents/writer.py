@@ -4,11 +4,11 @@ A name that ends in .latent makes the file that ComfyUI's node LoadLatent reads.
 normalized, too.
 """
 
-import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
+from fractions import Fraction
 from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
@@ -23,13 +23,13 @@ from ..files import PartFile, expand_path, numbered_names, writing_to
 from ..process import uninterrupted
 from ..shapes import DEFAULT_SCALE, LatentShape, is_count
 from ..units import Rate, find_fps
+from .containers import TensorBlocks, safetensors_header, to_bytes, write_safetensors
 from .formats import check_finite, check_shape
 from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
+from .layouts import Layout, TrainerClip
 from .metadata import AUDIO_NAMES, AXES_KEY, CHANNELS_FIRST, MAX_SIZE, LatentsMetadata, LatentSpace, find_video_sizes
 
 _FLOATS = ("float32", "float16", "bfloat16")
-_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32"}  # as safetensors calls them
-_ALIGNMENT = 8  # bytes, of the header
 _TENSORS = {".safetensors": "latents", ".latent": "latent_tensor"}  # by the ending of the file
 # Without this empty tensor, LoadLatent rescales the values.
 _COMFYUI_MARK = "latent_format_version_0"
@@ -47,15 +47,24 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
     """Writer of normalized latents as they arrive. `complete` gives the file its name.
 
     The file is ordered by channel, and its header contains the number of frames. So the frames are first written to a
-    file without a name in the same folder. `is_inner` is as for `PartFile`.
+    file without a name in the same folder. `is_inner` is as for `PartFile`. With a `layout` it is a trainer's file, of
+    one video.
 
     Raises:
-        WriterError: for another ending than .safetensors and .latent, and a file that cannot be written.
+        WriterError: for another ending than .safetensors and .latent, or that of the layout, and a file that cannot be
+            written.
     """
 
-    def __init__(self, path: str | os.PathLike, *, overwrite: bool = True, is_inner: bool = False) -> None:
-        self._name = expand_path(path, WriterError)
-        check_latents_name(self._name)
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        *,
+        overwrite: bool = True,
+        is_inner: bool = False,
+        layout: Layout | None = None,
+    ) -> None:
+        self._name, self._layout = expand_path(path, WriterError), layout
+        check_latents_name(self._name, layout)
         self._part = PartFile(Path(self._name), overwrite=overwrite, is_inner=is_inner)
         self._shape: LatentShape | None = None
         self._dtype = mx.float32
@@ -70,6 +79,8 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         """Append latents (B, C, n, H', W') along time: finite, of one size, and all float32, float16 or bfloat16."""
         check_shape(latents.shape, None, self._name)
         self._check_values(latents, "latents")
+        if self._layout is not None and self._layout.dtype is not None:
+            latents = latents.astype(self._layout.dtype)
         shape = LatentShape(*latents.shape)
         before = self._shape or shape._replace(frames=0)
         if before._replace(frames=0) != shape._replace(frames=0) or (self._shape and latents.dtype != self._dtype):
@@ -77,7 +88,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         self._shape, self._dtype = before._replace(frames=before.frames + shape.frames), latents.dtype
         with writing_to(self._name):
             for frame in range(shape.frames):
-                self._frames.write(_to_bytes(latents[:, :, frame]))
+                self._frames.write(to_bytes(latents[:, :, frame]))
 
     def complete(
         self,
@@ -97,27 +108,64 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
         video = sizes.get("num_frames"), sizes.get("height"), sizes.get("width")
         find_video_sizes(LatentsMetadata(video), self._shape.grid, None, self._name)
-        values = {"fps": exact_fps, **sizes}
+        if self._layout is None:
+            self._write_own(self._shape, {"fps": exact_fps, **sizes}, audio, keyframes, {**space.entries, **workflow})
+        else:
+            assert audio is None and keyframes is None, "trainers read them from other files"
+            self._write_for(self._layout, self._shape, exact_fps, sizes, space)
+        return self._part.complete()
+
+    def _write_own(
+        self,
+        shape: LatentShape,
+        values: Mapping[str, object],
+        audio: mx.array | None,
+        keyframes: Keyframes | None,
+        entries: Mapping[str, str],
+    ) -> None:
+        """Write a file of this package, or of ComfyUI."""
         metadata = {key: str(value) for key, value in values.items() if value is not None}
-        metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST, **space.entries, **workflow}
-        tensors: list[tuple[str, mx.Dtype, Sequence[int], Iterable[bytes]]]
-        ending = Path(self._name).suffix
-        tensors = [(_TENSORS[ending], self._dtype, self._shape, self._planes(self._shape))]
+        metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST, **entries}
         arrays = {} if audio is None else {AUDIO_NAMES[0]: audio}
-        arrays |= self._keyframe_tensors(keyframes, self._shape)
+        arrays |= self._keyframe_tensors(keyframes, shape)
         if is_for_comfyui(self._name):
             if arrays:
                 raise WriterError(
                     f"{self._name}: ComfyUI reads no audio and no keyframes from it; use a .safetensors name."
                 )
             arrays = {_COMFYUI_MARK: mx.zeros(0)}
-        tensors += [(name, array.dtype, array.shape, map(_to_bytes, [array])) for name, array in arrays.items()]
-        tensors.sort(key=lambda tensor: -tensor[1].size)  # so that each is aligned, as some readers need
+        latents = TensorBlocks(_TENSORS[Path(self._name).suffix], self._dtype, shape, self._planes(shape))
+        tensors = [latents, *(TensorBlocks.of(name, array) for name, array in arrays.items())]
         with writing_to(self._name), self._part.path.open("r+b") as file:
-            file.write(_header({name: (dtype, shape) for name, dtype, shape, _ in tensors}, metadata))
-            for *_, blocks in tensors:
-                file.writelines(blocks)
-        return self._part.complete()
+            write_safetensors(file, tensors, metadata)
+
+    def _write_for(
+        self,
+        layout: Layout,
+        shape: LatentShape,
+        fps: Fraction | None,
+        sizes: Mapping[str, int | None],
+        space: LatentSpace,
+    ) -> None:
+        """Write a trainer's file."""
+        if shape.batch > 1:
+            raise LatentsError(f"{self._name}: a file of {layout.name} has one video, not {shape.batch}; split them.")
+        video = DEFAULT_SCALE.video_grid(shape.grid)
+        num_frames, height, width = (
+            sizes.get(name) or size for name, size in zip(("num_frames", "height", "width"), video, strict=True)
+        )
+        clip = TrainerClip(
+            self._name,
+            TensorBlocks("latents", self._dtype, shape[1:], self._planes(shape)),
+            num_frames,
+            height,
+            width,
+            min(sizes.get("source_frames") or num_frames, num_frames),
+            fps,
+            space,
+        )
+        with writing_to(self._name), self._part.path.open("r+b") as file:
+            layout.write(file, clip)
 
     def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # the disk is full, so that not all was written
@@ -240,13 +288,16 @@ def save_audio_latents(path: str | os.PathLike, audio: mx.array) -> None:
     """Write audio latents (B, 8, T, 16) without a video, named as by `save_latents`. Existing files are kept."""
     audio, part = to_mlx(audio, "audio latents"), PartFile(Path(path), overwrite=False)
     with writing_to(path):
-        header = _header({AUDIO_NAMES[0]: (audio.dtype, audio.shape)}, {"normalized": "true"})
-        part.path.write_bytes(header + _to_bytes(audio))
+        header = safetensors_header([TensorBlocks.of(AUDIO_NAMES[0], audio)], {"normalized": "true"})
+        part.path.write_bytes(header + to_bytes(audio))
     part.complete()
 
 
-def check_latents_name(path: str | os.PathLike) -> None:
-    """Raise a `WriterError` for a path that ends neither in .safetensors nor in .latent."""
+def check_latents_name(path: str | os.PathLike, layout: Layout | None = None) -> None:
+    """Raise a `WriterError` for a path that ends neither in .safetensors nor in .latent, or not as its layout wants."""
+    if layout is not None:
+        layout.check_name(os.fspath(path))
+        return
     if Path(path).suffix not in _TENSORS:
         raise WriterError(
             f"{path}: latents are written as safetensors; use a name that ends in .safetensors, or in .latent for "
@@ -265,19 +316,3 @@ def _check_carry(carry: int, num_frames: int, source: str) -> None:
         raise LatentsError(f"{source}: windows share {rule}, not {quote(carry)}; correct the carry.")
     if carry >= num_frames:
         raise LatentsError(f"{source}: a window of {num_frames} frames cannot share {carry}; correct the carry.")
-
-
-def _header(tensors: dict[str, tuple[mx.Dtype, Sequence[int]]], metadata: dict[str, str]) -> bytes:
-    """Return the header of a safetensors file with these tensors in order."""
-    entries: dict[str, object] = {"__metadata__": metadata}
-    end = 0
-    for name, (dtype, shape) in tensors.items():
-        start, end = end, end + dtype.size * int(np.prod(shape))
-        entries[name] = {"dtype": _DTYPES[dtype_name(dtype)], "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(entries).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _to_bytes(array: mx.array) -> bytes:
-    return b"" if not array.size else np.array(mx.contiguous(array).view(mx.uint8)).tobytes()  # numpy has no bfloat16

@@ -22,6 +22,7 @@ from ..streaming.context import StreamContext
 from ..tiling.layout import TileBox
 from ..units import format_count
 from .execution import ChunkStream, Execution, ExecutionState, peek
+from .frames import FrameChunk
 from .output_check import explain_not_finite
 from .sources import Source, crop_space
 
@@ -37,8 +38,11 @@ def levels_to_pixels(levels: mx.array, dtype: mx.Dtype, peak: int = 255) -> mx.a
     return (levels.astype(mx.float32) * (2 / peak) - 1).astype(dtype)
 
 
-def to_channels_last(frames: Frames) -> Frames:
-    """Return levels (n, H, W, 3), or floats (B, 3, n, H, W) in [-1, 1], as (B, n, H, W, 3)."""
+def to_channels_last(frames: Frames | FrameChunk) -> Frames:
+    """Return levels (n, H, W, 3), floats (B, 3, n, H, W) in [-1, 1], or a chunk of a decode, as (B, n, H, W, 3)."""
+    if isinstance(frames, FrameChunk):
+        frames.check()
+        return frames.frames
     frames = native_array(frames, "frames")
     shape = tuple(frames.shape)
     if isinstance(frames, mx.array):
@@ -144,7 +148,7 @@ class Preprocess:
         return frames.astype(self.dtype)
 
 
-def frame_source(frames: Iterable[Frames], preprocess: Preprocess, plan: EncodePlan | None) -> Source:
+def frame_source(frames: Iterable[Frames | FrameChunk], preprocess: Preprocess, plan: EncodePlan | None) -> Source:
     """Return an iterator of frames as the input of an encoder. Only a few frames are in memory at a time.
 
     `grid` has the frame size and the plan's number of frames. Without a plan, it has the frames of a long clip: even
@@ -228,7 +232,7 @@ class EncodePipeline:
     pad: bool = False
     state: ExecutionState = field(default_factory=ExecutionState)
 
-    def stream(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> EncodeStream:
+    def stream(self, frames: Frames | Iterable[Frames | FrameChunk], plan: EncodePlan | None) -> EncodeStream:
         """Check the options, and return the latents of a clip in one array, or of frames as they arrive."""
         check_process()
         if hasattr(frames, "__array__"):  # also arrays of other libraries, which may be iterable
@@ -254,7 +258,9 @@ class EncodePipeline:
             )
         return EncodeStream(self._encode(frames, plan), self.state)
 
-    def _encode(self, frames: Frames | Iterable[Frames], plan: EncodePlan | None) -> Generator[mx.array, None, None]:
+    def _encode(
+        self, frames: Frames | Iterable[Frames | FrameChunk], plan: EncodePlan | None
+    ) -> Generator[mx.array, None, None]:
         """Yield latents in the encoder's dtype, evaluated."""
         preprocess = Preprocess(self.encoder.spec, self.encoder.dtype, self.pad)
         if isinstance(frames, Frames):

@@ -42,15 +42,17 @@ def to_format(pixels: mx.array, target: FrameFormat, steps: Sequence[FrameStep] 
         frames, scale = (frames / 2).flatten(0, 1), target.peak
         for step in steps:
             frames = _apply(step, frames, target)
-        frames = frames.reshape(pixels.shape)
+        frames = frames.reshape(*pixels.shape[:2], *frames.shape[1:])
     frames = frames * scale
     return (frames if target.is_float else mx.clip(mx.round(frames), 0, target.peak)).astype(mlx_dtype(target))
 
 
 def _apply(step: FrameStep, frames: mx.array, target: FrameFormat) -> mx.array:
     result = step.apply(frames, target)
-    if result.shape != frames.shape or result.dtype != mx.float32:
-        actual, expected = f"{dtype_name(result.dtype)} {result.shape}", f"float32 {frames.shape}"
+    count, height, width, channels = frames.shape
+    width, height = step.resize((width, height))
+    if result.shape != (count, height, width, channels) or result.dtype != mx.float32:
+        actual, expected = f"{dtype_name(result.dtype)} {result.shape}", f"float32 {(count, height, width, channels)}"
         raise DecodeError(f"a step of the frames returned {actual}; expected frames as it was given: {expected}.")
     return result
 
@@ -59,8 +61,10 @@ def to_format_in_parts(pixels: mx.array, target: FrameFormat, steps: Sequence[Fr
     """Convert a long chunk as `to_format` does, but evaluated part by part, which takes less memory."""
     if pixels.shape[1] <= FRAMES_PER_CONVERSION:
         return to_format(pixels, target, steps)
-    frames = mx.zeros(pixels.shape, mlx_dtype(target))
-    for start in range(0, pixels.shape[1], FRAMES_PER_CONVERSION):
+    batch, count, height, width, channels = pixels.shape
+    width, height = FrameOutput(target, tuple(steps)).resize((width, height))
+    frames = mx.zeros((batch, count, height, width, channels), mlx_dtype(target))
+    for start in range(0, count, FRAMES_PER_CONVERSION):
         part = slice(start, start + FRAMES_PER_CONVERSION)
         frames[:, part] = to_format(pixels[:, part], target, steps)
         mx.eval(frames)

@@ -140,7 +140,7 @@ class DecodeOutput:
                 file = file.with_metadata(entries or {})
                 kept |= (entries or {}).items() & file.options.metadata.items()
                 self._checked[name] = file.check(
-                    size=plan.frame_size,
+                    size=file.options.frames.resize(plan.frame_size),
                     fps=self.fps,
                     num_frames=plan.num_frames,
                     makes_folders=makes_folders or self.are_stills,
@@ -171,7 +171,8 @@ class DecodeOutput:
             if batch > 1:
                 raise LatentsError(f"{self.names[0]}: is one video, and these latents are {batch}; write each.")
             for name, file in self.files[index].items():
-                self._checked[name] = file.with_metadata().check(size=size, fps=self.fps, num_frames=num_frames)
+                file_size = file.options.frames.resize(size)
+                self._checked[name] = file.with_metadata().check(size=file_size, fps=self.fps, num_frames=num_frames)
         else:
             size, num_frames = plan.frame_size, plan.num_frames
         written, first_seconds, is_one_color = 0, 0.0, True
@@ -190,11 +191,12 @@ class DecodeOutput:
                 written += chunk.frames.shape[1]
             bar.enter("writing", lambda: max((sink.num_waiting for sink in sinks), default=0))
         self.rename({file: sink.name for sink, (file, name) in file_names.items() if sink.name != name})
+        width, height = self.frames[0].resize(size)
         return DecodeReport(
             output=self.names[index],
             frames=written,
-            width=size[0],
-            height=size[1],
+            width=width,
+            height=height,
             fps=self.fps,
             sample_rate=self._sample_rate,
             seconds=time.perf_counter() - start,

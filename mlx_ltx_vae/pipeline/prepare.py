@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..backend.mlx_utils import to_mlx
-from ..errors import LatentsError, LTXVAEError, PlanError, takes_options, warn
+from ..errors import LatentsError, LTXVAEError, PlanError, option, takes_options, warn
 from ..frame_format import common_format
 from ..latents.keyframes import Keyframes
 from ..latents.writer import rescue_latents
@@ -43,9 +43,9 @@ class DecodeSettings:
         output: options of the outputs.
         plan, options: options of its plan and of its network.
         fps: frames per second. `None` means what the input states, or 24.
-        frames: the frames to decode, of the frames of the video. `None` means all.
+        frames: the frames to decode, of the frames of the video; a bound that is a `Fraction` counts seconds. `None`
+            means all.
         all_frames: also decodes the frames that pad the source of the latents to whole latent frames.
-        first_seconds: decodes so many seconds of the video, instead of `frames`.
         preset: the name of tiles, which may depend on the size of the video.
         audio: `None` if no audio latents are decoded.
         files: files of an output, if it was named and checked before, see `find_outputs`.
@@ -58,7 +58,6 @@ class DecodeSettings:
     fps: Fraction | None = None
     frames: slice | None = None
     all_frames: bool = False
-    first_seconds: Fraction | None = None
     preset: str | None = None
     audio: AudioSettings | None = None
     files: Mapping[str, OutputFile] = field(default_factory=dict)
@@ -177,8 +176,8 @@ def prepare_decode(
     decoder_frames = latents.num_frames(spec.out_grid)
     video_frames = latents.num_frames(pipeline.config.scale.video_grid)
     fps = Fraction(decoder_frames, video_frames) * (settings.fps or latents.fps or DEFAULT_FPS)
-    frames = settings.frames if settings.first_seconds is None else slice(0, ceil(settings.first_seconds * fps))
     assert latents.info is not None
+    frames = None if settings.frames is None else count_frames(settings.frames, fps, latents.info.source)
     has_frames = settings.all_frames or pipeline.plan_options.frames or plan is not None
     padding = 0 if has_frames else latents.num_padding(spec.out_grid)
     requested_frames = choose_frames(frames, decoder_frames - padding, latents.info.source)
@@ -259,6 +258,29 @@ def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOpti
     num_frames, height, width = video
     tiling = preset(name, height, width, num_frames) if name else None
     return replace(options, mode="tiled", tiling=tiling) if tiling else options
+
+
+def has_seconds(frames: slice | None) -> bool:
+    """Return whether a bound of a range counts seconds."""
+    return frames is not None and any(isinstance(bound, Fraction) for bound in (frames.start, frames.stop))
+
+
+def count_frames(frames: slice, fps: Fraction | None, source: str) -> slice:
+    """Return a range whose bounds may be seconds, `Fraction`s, as a range of the frames that begin within it.
+
+    Raises a `PlanError` for seconds without a frame rate.
+    """
+    if not has_seconds(frames):
+        return frames
+    if fps is None:
+        raise PlanError(f"{source}: has no frame rate, so {option('frames=', '--frames')} cannot count seconds.")
+
+    def count(bound: int | Fraction | None) -> int | None:
+        if not isinstance(bound, Fraction):
+            return bound
+        return ceil(bound * fps) if bound >= 0 else floor(bound * fps)
+
+    return slice(count(frames.start), count(frames.stop))
 
 
 def choose_frames(frames: slice | None, num_frames: int, source: str) -> tuple[int, int] | None:

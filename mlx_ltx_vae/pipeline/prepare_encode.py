@@ -20,7 +20,7 @@ from ..checkpoint import VAESource
 from ..codec_table import LATER_STILL_CRF, STILL_CRF
 from ..errors import PlanError, ReaderError, option, quote, warn
 from ..files import PartFolder, check_empty_folder, check_file, check_folder, expand_path, part_folder
-from ..latents import LatentsWriter, check_latents_name, is_for_comfyui
+from ..latents import LatentsWriter, Layout, check_latents_name, is_for_comfyui
 from ..latents.metadata import LatentSpace
 from ..model_table import Kind, list_names, models_for
 from ..networks.specs import LONG_CLIP
@@ -35,6 +35,8 @@ from .audio import every_chunk
 from .clip_audio import ClipAudioVAE
 from .encode import EncodePipeline, cut_windows
 from .hdr_frames import to_encoder_pixels
+from .latent_video import LatentVideo, to_encoder_input
+from .prepare import count_frames, has_seconds
 from .progress import FrameBar, Progress, open_bar
 
 
@@ -46,6 +48,7 @@ class EncodeSettings:
         plan: options of the plan.
         carry: frames that windows share. `None` means 25.
         max_frames: the largest number of frames, without `frames`.
+        layout: of a trainer's file. `None` means a file of this package.
     """
 
     plan: PlanOptions = PLAN_DEFAULTS
@@ -62,10 +65,15 @@ class EncodeSettings:
     compress: float | Literal["auto"] | None = None
     hdr: HDRInput | None = None
     audio: ClipAudioVAE | None = None
+    layout: Layout | None = None
     overwrite: bool = True
 
     def check(self, scale: ScaleFactors) -> int:
         """Raise a `PlanError` for windows that this VAE cannot encode. Returns the frames that windows share."""
+        if self.layout is not None and (self.windows or self.audio):
+            name, what = ("windows", "a film of windows") if self.windows else ("audio-model", "the audio")
+            problem = f"{self.layout.name} reads one clip without audio from a file, and not {what}"
+            raise PlanError(f"{problem}; leave out {option(f'{name}='.replace('-model', ''), f'--{name}')}.")
         if self.windows is None:
             if self.carry is not None:
                 carry_name, windows_name = option("carry=", "--carry"), option("windows=", "--windows")
@@ -79,13 +87,31 @@ class EncodeSettings:
             raise PlanError(f"windows have {expected}, not {quote(self.windows)}; correct {way}.")
         return carry
 
+    def check_latents(self, name: str) -> None:
+        """Raise a `PlanError` for settings that a latent file does not take, whose frames have a size and a rate."""
+        values = {
+            "size": self.size,
+            "fit": self.fit,
+            "fps": self.fps,
+            "matrix": self.matrix,
+            "as_stored": self.as_stored,
+            "compress": self.compress,
+            "hdr": self.hdr,
+            "audio": self.audio,
+        }
+        for key, value in values.items():
+            if value not in (None, False):
+                flag = {"fit": "--resize or --fit", "audio": "--audio-model"}.get(key, f"--{key.replace('_', '-')}")
+                problem = "has latents, which are decoded as they are, and encoded without audio"
+                raise PlanError(f"{name}: {problem}; leave out {option(f'{key}=', flag)}.")
+
     def check_output(self, output: str, *, makes_folders: bool = False) -> None:
         """Raise a `WriterError` for a file or a folder of windows that cannot be written. Nothing is created.
 
         With `makes_folders` those above it that are missing can be made.
         """
         if self.windows is None:
-            check_latents_name(output)
+            check_latents_name(output, self.layout)
             check_file(Path(output), overwrite=self.overwrite)
         else:
             check_empty_folder(Path(output))
@@ -171,33 +197,52 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
         video: str | os.PathLike,
         output: str | None,
         settings: EncodeSettings,
+        open_latents: Callable[..., LatentVideo] | None = None,
     ) -> None:
-        """Decide the encode. See `VideoVAE.prepare_encode` for the errors; without an output there is only a plan."""
+        """Decide the encode. See `VideoVAE.prepare_encode` for the errors; without an output there is only a plan.
+
+        `open_latents` opens the latent file that the video is, for a range of frames.
+        """
         self._pipeline, self._source, self._space, self._settings = pipeline, source, space, settings
         self.output, self._video_name = output, expand_path(video, ReaderError)
         self._carry, self._is_closed = settings.check(pipeline.encoder.spec.scale), False
         is_later = (source.version or (0, 0)) >= (2, 4)
         still_crf = LATER_STILL_CRF if is_later else STILL_CRF
         self._crf = still_crf if settings.compress == "auto" else settings.compress or 0
-        reader = partial(
-            partial(VideoReader, matrix=settings.matrix, as_stored=settings.as_stored, crf=self._crf)
-            if settings.hdr is None
-            else partial(ExrReader, space=settings.hdr),
-            video,
-            size=settings.size,
-            fit=(Fit.CROP if settings.size else Fit.EXACT) if settings.fit is None else settings.fit,
-            multiple=pipeline.encoder.spec.scale.height,
-            fps=settings.fps,
-        )
-        self._frames = self._choose_frames(reader)
-        first = self._frames.start if self._frames else 0
-        self._video = reader(first_frame=first, max_frames=self._max_frames)
+        self._frames = settings.frames
+        self._video = self._open_video() if open_latents is None else self._open_latents(open_latents)
         try:
             self.num_frames = self._video.num_frames
             self.plan = self._make_plan()
         except BaseException:
             self.close()
             raise
+
+    def _open_video(self) -> VideoReader | ExrReader:
+        """Open the video at the first frame that is encoded."""
+        settings = self._settings
+        reader = partial(
+            partial(VideoReader, matrix=settings.matrix, as_stored=settings.as_stored, crf=self._crf)
+            if settings.hdr is None
+            else partial(ExrReader, space=settings.hdr),
+            self._video_name,
+            size=settings.size,
+            fit=(Fit.CROP if settings.size else Fit.EXACT) if settings.fit is None else settings.fit,
+            multiple=self._pipeline.encoder.spec.scale.height,
+            fps=settings.fps,
+        )
+        self._frames = self._choose_frames(reader)
+        first = self._frames.start if self._frames else 0
+        return reader(first_frame=first, max_frames=self._max_frames)
+
+    def _open_latents(self, open_latents: Callable[..., LatentVideo]) -> LatentVideo:
+        """Open the latent file, whose frames from the first to the last that is encoded are decoded."""
+        settings = self._settings
+        settings.check_latents(self._video_name)
+        frames = settings.frames
+        if frames is None and settings.max_frames is not None:
+            frames = slice(0, settings.max_frames)
+        return open_latents(frames=frames, memory_budget=settings.plan.memory_budget)
 
     def close(self) -> None:
         """Close the video. Then the encode cannot run."""
@@ -219,7 +264,11 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
             raise ReaderError(f"{self._video_name}: {problem}; prepare another one.")
         assert self.output is not None
         video, settings = self._video, self._settings
-        to_pixels = None if settings.hdr is None else partial(to_encoder_pixels, meaning=settings.hdr)
+        to_pixels: Callable[[Any], mx.array] | None = None
+        if isinstance(video, LatentVideo):
+            to_pixels = to_encoder_input
+        elif settings.hdr is not None:
+            to_pixels = partial(to_encoder_pixels, meaning=settings.hdr)
         counts, encoded, audio_tracks, num_frames = _Counts(), list[LatentShape](), list[mx.array](), 0
         scale = self._pipeline.encoder.spec.scale
         with ExitStack() as stack:
@@ -275,6 +324,10 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
     def _choose_frames(self, reader: Callable[[], VideoReader | ExrReader]) -> slice | None:
         """Return the frames to encode, counted from the first. A range from the end reads the video twice."""
         frames = self._settings.frames
+        if frames is not None and has_seconds(frames):
+            with warnings.catch_warnings(), reader() as video:
+                warnings.simplefilter("ignore")
+                frames = count_frames(frames, video.fps, self._video_name)
         if frames is None or min(frames.start, frames.stop or 0) >= 0:
             return frames
         with warnings.catch_warnings(), reader() as video:
@@ -294,7 +347,8 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
         assert self.output is not None
         if self._settings.windows is None:
             # Opened here, so that its errors come first.
-            writer = stack.enter_context(LatentsWriter(self.output, overwrite=self._settings.overwrite))
+            overwrite, layout = self._settings.overwrite, self._settings.layout
+            writer = stack.enter_context(LatentsWriter(self.output, overwrite=overwrite, layout=layout))
             return lambda _: nullcontext(writer)
         folder = stack.enter_context(self._open_folder(self.output))
         return lambda number: LatentsWriter(folder.path / f"{number + 1:05d}.safetensors", is_inner=True)
@@ -316,9 +370,10 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
         return cut_windows(frames, windows, self._carry, least=1 if can_add_less else scale.time)
 
     def _warn_of_missing(self, num_frames: int) -> None:
-        """Warn if the video has fewer frames than were asked for."""
+        """Warn if the video has fewer frames than were asked for. Latents have warned before."""
         requested_frames = self._max_frames
-        if requested_frames is None or num_frames >= requested_frames:
+        is_latents = isinstance(self._video, LatentVideo)
+        if is_latents or requested_frames is None or num_frames >= requested_frames:
             return
         first = self._frames.start if self._frames else 0
         text = f"the video has {format_count(first + num_frames, 'frame')}"
@@ -332,7 +387,8 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
         """Return the possible plans of the audio, none without an audio VAE. Warn if that or the audio is missing."""
         vae, path, fps = self._settings.audio, self._video.path, self._video.fps
         if vae is None:
-            self._warn_of_audio()
+            if self._settings.layout is None and not isinstance(self._video, LatentVideo):
+                self._warn_of_audio()
             return []
         if fps is not None and os.path.isfile(path):
             with AudioReader(path) as audio:
@@ -383,7 +439,8 @@ class PreparedEncode(AbstractContextManager["PreparedEncode"]):
 
     def _make_plan(self) -> EncodePlan:
         width, height = self._video.size
-        options = replace(self._settings.plan, audio=tuple(self._plan_audio()))
+        input_bytes = self._video.input_bytes if isinstance(self._video, LatentVideo) else 0
+        options = replace(self._settings.plan, audio=tuple(self._plan_audio()), input_bytes=input_bytes)
         return self._pipeline.make_plan((self._planned_frames, height, width, 3), options)
 
 

@@ -382,7 +382,7 @@ class _Planner:
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
         weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
         audio = self._least_audio.memory.active if self._least_audio else 0
-        inputs = memory.inputs + self._clip.held_bytes(self._machine.itemsize)
+        inputs = memory.inputs + self._clip.held_bytes(self._machine.itemsize) + self._options.input_bytes
         return replace(memory, weights=weights, inputs=inputs, work=work, result=result, audio=audio)
 
     def _plan(
