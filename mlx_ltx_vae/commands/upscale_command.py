@@ -134,10 +134,12 @@ class UpscaleTask(Task):
         if new_path is not None:
             self.result = replace(self.result, outputs=[str(new_path)])
         seconds, fps = time.perf_counter() - start, None if info.fps is None else float(info.fps * rate)
-        values = {"frames": num_frames, "width": width, "height": height, "fps": fps, "latent_shape": list(shape)}
+        values: dict[str, Any] = {"frames": num_frames, "width": width, "height": height, "fps": fps}
+        values |= {"latent_shape": list(shape), "seconds": seconds}
+        values |= {"peak_memory_bytes": mx.get_peak_memory(), "plan": self.plan.as_dict()}
         latent_frames, frames = format_count(shape.frames, "latent frame"), format_count(num_frames, "frame")
         summary = f"{latent_frames} for {frames} of {format_size(width, height)} in {format_seconds(seconds)}"
-        return self._report(summary, values | {"seconds": seconds})
+        return self._report(summary, values)
 
     def _read_audio(self, output: str) -> mx.array | None:
         """Return the audio latents of the file, which stay as they are, or `None`; warn if they cannot."""
