@@ -219,19 +219,30 @@ def test_errors_that_do_not_name_their_file_are_shown_with_it_and_that_of_the_ch
     assert line.startswith("error: nothing: there is no such file")
 
 
-def test_lists_and_tables_decode_and_keep_their_folders(clips, capsys):
+def test_outputs_of_lists_lie_flat_in_the_folder_and_a_table_may_state_others(clips, capsys):
     for folder, name in (("x", "one"), ("y", "two")):
         (clips / "set" / folder).mkdir(parents=True)
-        os.rename(f"{name}.safetensors", f"set/{folder}/clip.safetensors")
-    Path("set/clips.txt").write_text("x/clip.safetensors\n\n# later\ny/clip.safetensors\n")
+        os.rename(f"{name}.safetensors", f"set/{folder}/{name}.safetensors")
+    Path("set/clips.txt").write_text("x/one.safetensors\n\n# later\ny/two.safetensors\n")
     Path("clips.csv").write_text('path,output,caption,width\nthree.safetensors,z/last.mkv,"a, b",640\n')
     assert run(decode, "@set/clips.txt", "clips.csv", *VAE, "-o", "out/", "-q") == 0
-    assert names("out") == ["x/clip.mp4", "y/clip.mp4", "z/last.mkv"]
+    assert names("out") == ["one.mp4", "two.mp4", "z/last.mkv"]
+    capsys.readouterr()
+    assert run(decode, "set/x/", "@set/clips.txt", *VAE, "-o", "out/", "-n") == 1  # one.safetensors twice
+    assert "set/x/one.safetensors and set/x/one.safetensors would both" in capsys.readouterr().err
+    assert run(decode, "set/x/", "set/y/two.safetensors", "clips.csv", *VAE, "-o", "out/", "-n", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == 3, "each input has the same name, however it is given"
     assert run(decode, "clips.csv", *VAE, "-q") == 0  # relative to the table
     assert names("z") == ["last.mkv"]
-    assert "would both be written to out/clip.mp4" in failed(
-        capsys, "set/x/clip.safetensors", "set/y/clip.safetensors", *VAE, "-o", "out/"
+    os.rename("set/y/two.safetensors", "set/y/one.safetensors")
+    line = failed(capsys, "set/x/one.safetensors", "set/y/one.safetensors", *VAE, "-o", "new/")
+    assert line == (
+        "error: set/x/one.safetensors and set/y/one.safetensors would both be written to new/one.mp4; rename one, or "
+        "give each an output in a table (clips.csv, with the columns path and output)."
     )
+    Path("both.csv").write_text("path,output\nset/x/one.safetensors,x.mp4\nset/y/one.safetensors,y.mp4\n")
+    assert run(decode, "both.csv", *VAE, "-o", "new/", "-q") == 0
+    assert names("new") == ["x.mp4", "y.mp4"]
     assert "no such list" in failed(capsys, "@nothing.txt", *VAE, "-o", "out/")
     Path("clips.csv").write_text("path\nthree.safetensors\n")
     assert "has no output" in failed(capsys, "clips.csv", *VAE)

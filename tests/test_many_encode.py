@@ -52,7 +52,7 @@ def test_many_videos_become_latents_and_a_broken_one_does_not_stop_them(videos, 
     ]
 
 
-def test_a_table_of_a_data_set_encodes_with_its_sizes_and_keeps_its_folders(videos, capsys):
+def test_a_table_of_a_data_set_encodes_with_its_sizes_into_one_folder(videos, capsys):
     rows = [
         "media_path,caption,width,height,frames,fps,output",
         'sub/b.mkv,"b, b",64,32,9,15,',
@@ -62,13 +62,13 @@ def test_a_table_of_a_data_set_encodes_with_its_sizes_and_keeps_its_folders(vide
     (videos / "latents").mkdir()
     assert run(encode, "set/clips.csv", "--demo", "-o", "latents", "--json") == 0
     second, first = json.loads(capsys.readouterr().out)["items"]
-    assert names("latents") == ["sub/b.safetensors", "x/first.safetensors"]
-    assert (second["source"], second["output"]) == ("set/sub/b.mkv", "latents/sub/b.safetensors")
+    assert names("latents") == ["b.safetensors", "x/first.safetensors"]
+    assert (second["source"], second["output"]) == ("set/sub/b.mkv", "latents/b.safetensors")
     assert (second["width"], second["height"], second["frames"], second["fps"]) == (64, 32, 9, 15)
     assert (second["source_fps"], second["latent_shape"]) == (30, [1, 64, 2, 1, 2])
     assert (first["width"], first["frames"], first["fps"]) == (64, 9, 24)
     assert run(encode, "set/clips.csv", "--demo", "-o", "other/", "--size", "32x32", "--frames", ":1", "-q") == 0
-    assert shape("other/sub/b.safetensors") == (1, 64, 1, 1, 1), "the command's options come first"
+    assert shape("other/b.safetensors") == (1, 64, 1, 1, 1), "the command's options come first"
 
 
 def test_dry_run_of_many_videos_plans_each_and_writes_nothing(videos, capsys):

@@ -33,7 +33,7 @@ class Item:
     """Input with its output, and its settings in a table.
 
     Attributes:
-        name: for its output, without an ending; for an entry of a list or folder, its path in the list's folder.
+        name: for its output, without folders and ending.
         output: as a table states it, then as `name_items` names it; `None` in a dry run without -o.
         folder: a table's output is relative to it, and outputs of lists and tables must be in it.
         size, max_frames, fps: settings in a table.
@@ -227,13 +227,9 @@ def _read_lines(path: str) -> Iterator[Item]:
 
 def _parse_item(line: str, path: str, where: str) -> Item:
     """Return the input that a line of a list names. Its path is relative to the folder of the list."""
-    relative_path = _parse_path(line, where)
     folder = "" if path.startswith(_DESCRIPTORS) else os.path.dirname(path)
-    source = os.path.join(folder, relative_path)
-    path_in_folder = os.path.relpath(source, folder or ".")
-    is_inside = path_in_folder.split(os.sep)[0] not in (os.pardir, os.curdir)
-    name = os.path.splitext(path_in_folder)[0] if is_inside else _stem(source)
-    return Item(source, name, folder=folder, where=where)
+    source = os.path.join(folder, _parse_path(line, where))
+    return Item(source, _stem(source), folder=folder, where=where)
 
 
 def _parse_path(text: str, where: str) -> str:
@@ -368,8 +364,8 @@ def check_outputs(items: Sequence[Item], results: Sequence[Result]) -> None:
             owner = owners.setdefault(file_key(output), index)
             if owner != index:
                 raise ItemsError(
-                    f"{items[owner].source} and {item.source} would both be written to {output}; rename one, or name "
-                    "them in a list (@clips.txt), which keeps their folders."
+                    f"{items[owner].source} and {item.source} would both be written to {output}; rename one, or give "
+                    "each an output in a table (clips.csv, with the columns path and output)."
                 )
             folder = folders[item.folder]
             if item.where and os.path.commonpath([folder, os.path.realpath(output)]) != folder:
