@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from safetensors import SafetensorError, deserialize
 
-from .errors import LTXVAEError, WriterError, excerpt, option, quote, warn
+from .errors import LTXVAEError, OutputExists, WriterError, excerpt, option, quote, warn
 from .process import Cleanup, remove_file, remove_folder, uninterrupted
 from .units import format_bytes
 
@@ -328,13 +328,14 @@ def check_name(target: str | os.PathLike) -> None:
 
 
 def check_replaceable(target: str | os.PathLike, *, overwrite: bool) -> None:
-    """Raise a `WriterError` for a file that is read-only, or exists without `overwrite`.
+    """Raise a `WriterError` for a file that is read-only, or without `overwrite` an `OutputExists` for any file.
 
     Named pipes, devices and folders are never replaced anyway.
     """
     if not overwrite and os.path.isfile(target):
         way = option("pass overwrite=True", "add -y")
-        raise WriterError(f"{target}: already exists; choose another name, or {way} to replace it.")
+        text = f"{target}: already exists; choose another name, or {way} to replace it."
+        raise OutputExists(text, os.fspath(target))
     if is_read_only(target):
         raise WriterError(f"{target}: already exists and is read-only; choose another name, or make it writable.")
 

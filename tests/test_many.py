@@ -133,6 +133,35 @@ def test_a_terminal_is_asked_before_a_file_is_replaced(clips, answer, code):
     assert shown.rstrip().endswith("one.mp4: already exists; choose another name, or add -y to replace it.")
 
 
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(("answer", "code"), [("all", 0), ("n", 1), ("y", 0), ("", 1)])
+def test_a_terminal_is_asked_once_for_all_outputs_that_exist(clips, answer, code):
+    for name in ("one", "two"):
+        Path(f"{name}.mp4").write_text("kept")
+    sources = [f"{name}.safetensors" for name in ("one", "two", "three")]
+    command = ["mlx_ltx_vae.decode", *sources, *VAE, "-o", "./", "-q", "--frames", ":1"]
+    result, _, shown = run_on_terminal(100, *command, typed=f"{answer}\n\n\n")
+    assert result == code
+    assert shown.count("[y/N]") == 1
+    assert "2 of 3 outputs already exist, such as ./one.mp4; replace all of them? [y/N] " in shown
+    kept = [Path(f"{name}.mp4").read_bytes() == b"kept" for name in ("one", "two")]
+    assert kept == [code == 1] * 2
+    assert Path("three.mp4").exists() is (code == 0)
+
+
+def test_a_free_name_is_said_once_and_after_all_errors(clips, capsys):
+    for name in ("one", "two", "three"):
+        Path(f"{name}.mp4").write_text("kept")
+    for arguments in (["missing.npy"], ["one.safetensors", "--memory-budget", "1MB"], ["one.safetensors", "-m", "no"]):
+        assert failed(capsys, *VAE, *arguments)
+    sources = [f"{name}.safetensors" for name in ("one", "two", "three")]
+    assert run(decode, *sources, *VAE, "-q", "--frames", ":1") == 0
+    assert capsys.readouterr().err == (
+        "warning: one.mp4 and 2 more outputs already exist, so new ones get the next free number, such as one-1.mp4; "
+        "-y replaces them.\n"
+    )
+
+
 def test_inputs_may_come_before_and_after_the_options(clips):
     assert run(decode, "one.safetensors", *VAE, "two.safetensors", "-o", "out/", "-q", "three.safetensors") == 0
     assert names("out") == ["one.mp4", "three.mp4", "two.mp4"]
@@ -350,14 +379,18 @@ def test_outputs_are_not_replaced_where_that_is_unwanted(clips, loads, capsys):
     Path("two.mp4").write_text("a file of that name in a folder above is none")
     sources = ["one.safetensors", "two.safetensors", "pair.safetensors"]
     capsys.readouterr()
-    assert run(decode, *sources, *VAE, "-o", "out/", "-q") == 1
-    *lines, last = capsys.readouterr().err.splitlines()
-    assert [line.partition(": already exists; ")[0] for line in lines] == [
-        "error: one.safetensors: out/one.mp4",
-        "error: pair.safetensors: out/pair-0.mp4",
-    ]
-    assert last == "error: 2 of 3 inputs failed."
-    assert names("out") == ["one.mp4", "pair-0.mp4", "two.mp4"]
+    existing = "error: out/one.mp4: already exists, and 1 more of 4 outputs; add -y to replace them, or -n to skip them."
+    assert failed(capsys, *sources, "broken.npy", *VAE, "-o", "out/", "--json") == existing
+    assert loads == []
+    assert failed(capsys, *sources[:2], *VAE, "-o", "out/") == (
+        "error: out/one.mp4: already exists; add -y to replace it, or -n to skip it."
+    )
+    assert run(decode, *sources, *VAE, "-o", "out/", "-q", "-n") == 0
+    assert names("out") == ["one.mp4", "pair-0.mp4", "pair-1.mp4", "two.mp4"]
+    assert Path("out/pair-0.mp4").read_text() == "kept"
+    stills = [*sources[:2], *VAE, "-o", "stills/", "--stills"]
+    assert run(decode, *stills, "-q") == 0
+    assert failed(capsys, *stills).startswith("error: stills/one/00000.png: already exists, and 1 more of 2 outputs; ")
     assert run(decode, "two.safetensors", "three.safetensors", *VAE, "-o", "a/b/{name}.mp4", "-q") == 0
     for _ in range(2):  # stills replace nothing, whatever else is in the folder
         assert run(decode, "one.safetensors", *VAE, "-o", "out/%05d.png", "-q") == 0

@@ -87,8 +87,10 @@ def test_latents_are_not_replaced_where_that_is_unwanted(videos, loads, capsys):
     line = failed(capsys, "set/a.mkv", "--demo", "-o", "a.safetensors", main=encode)
     assert line.startswith("error: a.safetensors: already exists; ")
     assert loads == []
-    assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "./", "-q") == 1
-    assert capsys.readouterr().err.startswith("error: set/a.mkv: ./a.safetensors: already exists")
+    line = failed(capsys, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "./", main=encode)
+    assert line == "error: ./a.safetensors: already exists; add -y to replace it, or -n to skip it."
+    assert loads == []
+    assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "./", "-q", "-n") == 0
     assert Path("a.safetensors").read_text() == "kept"
     assert shape("b.safetensors") == (1, 64, 3, 2, 3)
 

@@ -19,14 +19,14 @@ import mlx.core as mx
 from ..audio_vae import AudioVAE
 from ..checkpoint.locate import is_cached
 from ..distributed import Ranks, join_ranks
-from ..errors import ItemsError, describe_error, printable, telling_warnings
+from ..errors import ItemsError, OutputExists, describe_error, printable, telling_warnings
 from ..files import check_replaceable, is_pipe, make_folder
 from ..model_table import Kind, models_of
 from ..pipeline import progress
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
 from ..process import Cleanup
-from ..units import format_bytes, format_rate, format_seconds
+from ..units import format_bytes, format_count, format_rate, format_seconds
 from ..vae import VideoVAE
 from .cli import launched_rank
 from .items import (
@@ -36,6 +36,7 @@ from .items import (
     are_many,
     check_not_inputs,
     check_outputs,
+    existing_outputs_error,
     find_free_name,
     has_table,
     is_list,
@@ -43,6 +44,7 @@ from .items import (
     name_items,
     names_inputs,
     read_inputs,
+    warn_of_free_names,
 )
 from .speeds import estimate_seconds, record_speed
 from .terminal import ask, is_in_terminal, print_report, print_traceback, write_line
@@ -70,7 +72,9 @@ class Job(ABC):
         """
         self.arguments, self.sources, self.pattern, self.is_film = arguments, sources, pattern, is_film
         self.dtype = arguments.dtype
-        self._answers: dict[str, bool] = {}
+        self._existing: list[tuple[OutputExists, list[str]]] = []  # errors of items, and their outputs that exist
+        self._replaced: set[str] = set()  # names of outputs that the user said to replace
+        self._free_names: dict[str, str] = {}  # of outputs whose default names exist, by these
 
     @abstractmethod
     def open(self) -> VideoVAE | AudioVAE:
@@ -91,19 +95,23 @@ class Job(ABC):
         return self.is_many or names_inputs(self.pattern)
 
     def may_replace(self, files: Iterable[str]) -> bool:
-        """Return whether files of these names are replaced: with -y, or if the user says so in a terminal.
+        """Return whether files of these names are replaced: with -y, or if the user has said so in a terminal.
 
-        A dry run asks nothing, since it replaces nothing.
+        In a dry run they would be, but nothing is written.
         """
+        return self.arguments.overwrite or self.arguments.dry_run or not self._replaced.isdisjoint(files)
+
+    def confirm(self, existing: Sequence[str], num_outputs: int = 1) -> bool:
+        """Return whether these of so many outputs are replaced: with -y, or if the user says so in a terminal."""
         if self.arguments.overwrite or self.arguments.dry_run:
             return True
-        existing = [file for file in files if os.path.isfile(file)]
-        if not existing or launched_rank() is not None or not is_in_terminal():
+        if launched_rank() is not None or not is_in_terminal():
             return False
-        for file in existing:
-            if file not in self._answers:
-                self._answers[file] = ask(f"{file}: already exists; replace it?")
-        return all(self._answers[file] for file in existing)
+        question = f"{existing[0]}: already exists; replace it?"
+        if len(existing) > 1:
+            outputs = format_count(num_outputs, "output")
+            question = f"{len(existing)} of {outputs} already exist, such as {existing[0]}; replace all of them?"
+        return ask(question)
 
     @property
     def used(self) -> dict[str, str]:
@@ -126,6 +134,8 @@ class Job(ABC):
         if results is None or ranks.size > 1 or any(result.is_pending for result in results):
             self.vae, start = ranks.together(self.open), time.perf_counter()
             results = ranks.together(lambda: self._prepare(items))
+        pending = [item.output for item, result in zip(items, results, strict=True) if result.is_pending]
+        warn_of_free_names({name: new for name, new in self._free_names.items() if new in pending})
         if self.is_many:
             self._run_many(items, results, start)
             return
@@ -145,7 +155,10 @@ class Job(ABC):
         """Return the item with a default name of its output that no file has, unless a table states the name."""
         if item.output is None or has_table(self.sources):
             return item
-        return replace(item, output=find_free_name(item.output))
+        free_name = find_free_name(item.output)
+        if free_name != item.output:
+            self._free_names[item.output] = free_name
+        return replace(item, output=free_name)
 
     def _prepare_without_files(self, items: Sequence[Item]) -> list[Result] | None:
         """Return what is known of all items before the VAE is downloaded.
@@ -185,17 +198,38 @@ class Job(ABC):
             results.append(result)
         check_outputs(items, results)
         self._check_not_inputs(items, results)
+        self._confirm_existing(results)
         return results
 
     def _check(self, task: "Task") -> Result:
         """Return what is known of an item before it runs, with the errors of its outputs and values."""
         try:
-            task.check_outputs()
+            self._check_outputs(task)
             if not task.result.is_skipped:
                 task.check_values()
         except Exception as error:
             return self._failed(task.result, error)
         return task.result
+
+    def _check_outputs(self, task: "Task") -> None:
+        """Raise the errors of an item's outputs, except that they exist, which `_confirm_existing` tells of all."""
+        try:
+            task.check_outputs()
+        except OutputExists as error:
+            outputs = task.result.written
+            self._replaced.update(outputs)  # or the command ends
+            task.check_outputs()
+            self._existing.append((error, list(filter(os.path.isfile, outputs)) or [error.path]))
+
+    def _confirm_existing(self, results: Sequence[Result]) -> None:
+        """Ask once whether outputs that exist are replaced, and raise one `OutputExists` if they are not."""
+        errors, self._existing = self._existing, []
+        if not errors:
+            return
+        existing = list(chain.from_iterable(names for _, names in errors))
+        num_outputs = sum(len(result.written) for result in results if result.is_pending)
+        if not self.confirm(existing, num_outputs):
+            raise existing_outputs_error(existing, num_outputs) if self.is_many else errors[0][0]
 
     def _check_not_inputs(self, items: Sequence[Item], results: Sequence[Result]) -> None:
         """Check that no output of the items is an input of any of them, or of the job."""

@@ -150,10 +150,10 @@ def is_in_terminal() -> bool:
 
 
 def ask(question: str) -> bool:
-    """Ask a question in the terminal, and return whether the answer is yes."""
+    """Ask a question in the terminal, and return whether the answer is yes, or "all"."""
     sys.stderr.write(f"{printable(question)} [y/N] ")
     sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return sys.stdin.readline().strip().lower() in ("y", "yes", "a", "all")
 
 
 def note_printer(arguments: argparse.Namespace) -> Callable[[str], None]:
