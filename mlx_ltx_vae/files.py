@@ -14,7 +14,7 @@ import sys
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain, count, islice
@@ -787,23 +787,33 @@ class PartFolder(_Part):
         return path, path.parent
 
 
-def check_empty_folder(target: Path) -> None:
-    """Raise a `WriterError` for what exists and is not an empty folder. Hidden parts of other outputs do not count."""
+def check_empty_folder(target: Path, replaced: Collection[str] = ()) -> None:
+    """Raise a `WriterError` for what exists and is not an empty folder.
+
+    Files whose names are `replaced`, and hidden parts of other outputs, do not count.
+    """
     check_name(target)
     with writing_to(target):
         names = os.listdir(target) if os.path.isdir(target) else []
     is_taken = os.path.exists(target) and not os.path.isdir(target)
-    if is_taken or not all(map(_part_pattern(target / _SUBFOLDER).fullmatch, names)):
+    is_part = _part_pattern(target / _SUBFOLDER).fullmatch
+    if is_taken or not all(name in replaced or is_part(name) for name in names):
         raise WriterError(f"{target}: already exists and is not an empty folder; remove it or choose another name.")
 
 
 @contextmanager
-def part_folder(target: Path) -> Iterator[PartFolder]:
-    """Yield a `PartFolder` for a folder that is new or empty. It is named on success, and else removed."""
-    check_empty_folder(target)
-    part = PartFolder(target)
+def part_folder(target: Path, replaced: Collection[str] = ()) -> Iterator[PartFolder]:
+    """Yield a `PartFolder` for a folder that is new, or empty but for `replaced` files.
+
+    It is named on success, when the replaced files are removed, and else removed.
+    """
+    check_empty_folder(target, replaced)
+    part = PartFolder(target, overwrite=bool(replaced))
     try:
         yield part
+        with writing_to(target):
+            for name in replaced:
+                (target / name).unlink(missing_ok=True)
         moved = part.complete()
         if moved is not None:
             part.target = moved

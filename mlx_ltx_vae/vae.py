@@ -576,6 +576,7 @@ class VideoVAE(OpenedVAE[Config]):
         *,
         memory_budget: str | int | None = None,
         weights: bool = True,
+        overwrite: bool = False,
         **options: "Unpack[ExportKeywords]",
     ) -> Export:
         """Write decodes of this size as MLX functions, which programs in C++, Swift or Python run without this package.
@@ -585,7 +586,8 @@ class VideoVAE(OpenedVAE[Config]):
         with this object meanwhile.
 
         Args:
-            folder: must not exist, or be empty.
+            folder: must not exist, or be empty, or with `overwrite` have nothing but an exported decode, which is
+                replaced when the new one is complete.
             size: "768x512", or (width, height).
             memory_budget: as in `plan`, without which each layer takes its usual number of frames at a time.
             weights: whether to write `weights.safetensors`, which is the same file for all sizes unless the VAE adds
@@ -604,7 +606,13 @@ class VideoVAE(OpenedVAE[Config]):
         )
         decode_options = DecodeOptions(**cast(dict[str, Any], options))
         return export_decode(
-            decoder.get(), plan, decode_options, folder, weights=weights, generation=self.config.generation
+            decoder.get(),
+            plan,
+            decode_options,
+            folder,
+            weights=weights,
+            generation=self.config.generation,
+            overwrite=overwrite,
         )
 
     def encode(

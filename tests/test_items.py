@@ -56,9 +56,7 @@ def test_a_table_names_paths_outputs_and_sizes_and_other_columns_are_ignored(tmp
     table = write(tmp_path / "clips.csv", "\ufeff" + text)
     first, second = read_inputs([table])
     folder = str(tmp_path)
-    assert first == Item(
-        f"{folder}/sub/a.mp4", "a", "x/a.safetensors", folder, (768, 512), 121, Fraction(24000, 1001)
-    )
+    assert first == Item(f"{folder}/sub/a.mp4", "a", "x/a.safetensors", folder, (768, 512), 121, Fraction(24000, 1001))
     assert second == Item(f"{folder}/b.mp4", "b", folder=folder)
     assert read_inputs([f"@{table}"]) == [first, second]
     for given, found in zip([first, second], read_inputs([table], of_videos=False), strict=True):

@@ -379,7 +379,9 @@ def test_outputs_are_not_replaced_where_that_is_unwanted(clips, loads, capsys):
     Path("two.mp4").write_text("a file of that name in a folder above is none")
     sources = ["one.safetensors", "two.safetensors", "pair.safetensors"]
     capsys.readouterr()
-    existing = "error: out/one.mp4: already exists, and 1 more of 4 outputs; add -y to replace them, or -n to skip them."
+    existing = (
+        "error: out/one.mp4: already exists, and 1 more of 4 outputs; add -y to replace them, or -n to skip them."
+    )
     assert failed(capsys, *sources, "broken.npy", *VAE, "-o", "out/", "--json") == existing
     assert loads == []
     assert failed(capsys, *sources[:2], *VAE, "-o", "out/") == (

@@ -25,7 +25,7 @@ from ..networks.base import AUDIO
 from ..pipeline.progress import Bar
 from ..units import format_bytes
 from .cli import CommandParser
-from .terminal import ask, is_in_terminal, print_report, run_command
+from .terminal import ask_to_replace, print_report, run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -80,9 +80,7 @@ def _convert_latents(arguments: argparse.Namespace) -> None:
         warn(f"{file.info.source}: ComfyUI reads no {' and no '.join(parts)} from {output}; they are left out.")
     dtype = DTYPES.get(arguments.dtype, latents.dtype)
     check_distinct([output], [arguments.source])
-    overwrite = arguments.overwrite or (
-        os.path.isfile(output) and is_in_terminal() and ask(f"{output}: already exists; replace it?")
-    )
+    overwrite = arguments.overwrite or (os.path.isfile(output) and ask_to_replace([output]))
     with LatentsWriter(output, overwrite=overwrite) as writer:
         for frame in range(file.shape.frames):
             writer.write(latents[:, :, frame : frame + 1].astype(dtype))

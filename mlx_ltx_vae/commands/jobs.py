@@ -26,7 +26,7 @@ from ..pipeline import progress
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
 from ..process import Cleanup
-from ..units import format_bytes, format_count, format_rate, format_seconds
+from ..units import format_bytes, format_rate, format_seconds
 from ..vae import VideoVAE
 from .cli import launched_rank
 from .items import (
@@ -47,7 +47,7 @@ from .items import (
     warn_of_free_names,
 )
 from .speeds import estimate_seconds, record_speed
-from .terminal import ask, is_in_terminal, print_report, print_traceback, write_line
+from .terminal import ask_to_replace, print_report, print_traceback, write_line
 
 _SECONDS_PER_OBJECT = 1  # of --progress json
 
@@ -105,13 +105,7 @@ class Job(ABC):
         """Return whether these of so many outputs are replaced: with -y, or if the user says so in a terminal."""
         if self.arguments.overwrite or self.arguments.dry_run:
             return True
-        if launched_rank() is not None or not is_in_terminal():
-            return False
-        question = f"{existing[0]}: already exists; replace it?"
-        if len(existing) > 1:
-            outputs = format_count(num_outputs, "output")
-            question = f"{len(existing)} of {outputs} already exist, such as {existing[0]}; replace all of them?"
-        return ask(question)
+        return launched_rank() is None and ask_to_replace(existing, num_outputs)
 
     @property
     def used(self) -> dict[str, str]:

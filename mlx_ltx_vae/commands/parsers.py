@@ -265,7 +265,7 @@ def export_parser() -> CommandParser:
     )
     model = f"checkpoint file, folder, name (ltx-2.3), or hub id (default: {MODEL_VARIABLE})"
     parser.add_argument("-m", "--model", metavar="VAE", help=model)
-    parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; must not exist, or be empty")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; new or empty, without -y")
     parser.add_argument("--size", type=frame_size, metavar="WxH", help="size of the videos, multiples of 32")
     device = "where the functions run: their formulation and their device (default: this machine's)"
     parser.add_argument("--backend", choices=[item.value for item in Backend], help=device)
@@ -276,6 +276,11 @@ def export_parser() -> CommandParser:
     weights = "leave out weights.safetensors, where an export of another size has it"
     parser.add_argument("--no-weights", dest="weights", action="store_false", help=weights)
     add_noise_options(parser)
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument(
+        "-n", "--skip-existing", action="store_true", help="do nothing where the folder has an export"
+    )
+    existing.add_argument("-y", "--overwrite", action="store_true", help="replace an export in the folder")
     add_report_options(parser)
     return parser
 

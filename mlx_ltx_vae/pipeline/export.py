@@ -8,6 +8,7 @@ Steps of different latent frames and layers that are the same function share a f
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -36,6 +37,7 @@ from ..units import format_bytes
 MAX_WARM_UP = 256  # latent frames after which steps must repeat; LTX-2.3 takes 15
 FORMAT = 1  # of decode.json
 _NOISE = "noise."
+_CONTENT, _WEIGHTS = "decode.json", "weights.safetensors"  # names of files in the folder
 
 Arrays = dict[str, mx.array]
 Call = dict[str, Any]  # the number of a function, and the names of arrays
@@ -309,6 +311,14 @@ class Export:
         )
 
 
+def find_exported(folder: Path) -> list[str]:
+    """Return the names of the files of an exported decode that is in the folder, `decode.json` first."""
+    if not os.path.isfile(folder / _CONTENT):
+        return []
+    names = (path.name for path in sorted(folder.iterdir()))
+    return [_CONTENT, *(name for name in names if name == _WEIGHTS or re.fullmatch(r"[0-9]+\.mlxfn", name))]
+
+
 def export_decode(
     decoder: Decoder,
     plan: DecodePlan,
@@ -317,10 +327,14 @@ def export_decode(
     *,
     weights: bool,
     generation: str,
+    overwrite: bool = False,
 ) -> Export:
-    """Write the functions, the weights and `decode.json` of decodes by the steps of a plan by time."""
+    """Write the functions, the weights and `decode.json` of decodes by the steps of a plan by time.
+
+    With `overwrite` they replace an exported decode.
+    """
     target = Path(expand_path(folder, WriterError)).resolve()
-    with part_folder(target) as output, writing_to(target):
+    with part_folder(target, find_exported(target) if overwrite else ()) as output, writing_to(target):
         functions = Functions(output.path)
         recording = _Recording(decoder, plan, options, functions)
         (calls, steps, ends), arrays = recording.program(), recording.tensors.all()
@@ -346,11 +360,11 @@ def export_decode(
             "steps": steps,
             "ends": ends,
         }
-        (output.path / "decode.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+        (output.path / _CONTENT).write_text(json.dumps(content) + "\n", encoding="utf-8")
         if weights:
             metadata = {"format": "mlx", "fingerprint": values_hash}
             try:
-                mx.save_safetensors(str(output.path / "weights.safetensors"), arrays, metadata)
+                mx.save_safetensors(str(output.path / _WEIGHTS), arrays, metadata)
             except RuntimeError as error:
                 raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
     weight_bytes = sum(array.nbytes for array in arrays.values()) if weights else 0

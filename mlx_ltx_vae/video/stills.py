@@ -98,7 +98,9 @@ def find_stills_target(name: str, endings: tuple[str, ...], *, overwrite: bool) 
         present = _find_stills(name, folder, pattern)
         if present and not overwrite:
             way = option("pass overwrite=True", "add -y")
-            text = f"{name}: {present[0]} already exists; use a new folder, or {way} to replace stills of the same names."
+            text = (
+                f"{name}: {present[0]} already exists; use a new folder, or {way} to replace stills of the same names."
+            )
             raise OutputExists(text, os.path.join(folder, present[0]))
         for still in present:
             check_replaceable(folder / still, overwrite=True)
