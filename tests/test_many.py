@@ -112,6 +112,20 @@ def test_a_folder_of_latents_is_an_input(clips, capsys):
     assert names("out") == ["take10.mp4", "take9.mp4"]
     assert run(preview, "takes", "-m", demo.LATENT_RGB, "-o", "small/", "-q") == 0
     assert names("small") == ["take10.mp4", "take9.mp4"]
+    capsys.readouterr()
+    assert run(info, "takes") == 0
+    assert capsys.readouterr().out == (
+        "takes/take9.safetensors: latents of 9 frames of 64x64, 24 fps; for a VAE with 64 channels\n"
+        "takes/take10.safetensors: latents of 1 frame of 64x64, 24 fps; for a VAE with 64 channels\n"
+    )
+    os.rename("broken.npy", "takes/broken.npy")
+    assert run(info, "takes") == 1
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert [line.partition(": ")[2][:14] for line in err.splitlines()] == ["takes/broken.n", "1 of 3 files c"]
+    os.rename("takes/broken.npy", "broken.npy")
+    assert run(info, "takes", "--all") == 0
+    assert capsys.readouterr().out.count("\nkind: latents\n") == 2
     assert run(info, "takes", "--json") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["name"] for line in lines] == ["takes/take9.safetensors", "takes/take10.safetensors"]

@@ -197,6 +197,8 @@ def info_parser() -> CommandParser:
     files = """checkpoint files, folders, names or hub ids; latent files, or folders of them; videos; or with --size and
         --frames a published VAE: ltx-2.3, ltx-2.5-diffusion, 0.9.5, prunavaed, taehv and others"""
     parser.add_argument("file", nargs="+", metavar="FILE", help=files)
+    everything = "describe each latent file of a folder completely, not in a line"
+    parser.add_argument("--all", action="store_true", help=everything)
     values = "print one JSON object on standard output, nothing else; one per line for several files"
     parser.add_argument("--json", action="store_true", help=values)
     latents = parser.add_argument_group("for latents and videos")
