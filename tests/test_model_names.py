@@ -77,11 +77,12 @@ def test_a_name_on_the_disk_wins(golden, hub_cache, tmp_path):
 
 
 def test_a_gated_model_says_how_to_get_it(hub_cache):
-    with pytest.raises(CheckpointError, match=r"^ltx-2\.5: the hub .* not in the cache; check the network, or give"):
+    with pytest.raises(CheckpointError, match=r"^ltx-2\.5: the hub cannot be read \(.*\), and Kijai/LTX2\.3_comfy:vae/LTX23_video_vae_bf16\.safetensors is not in "
+        r"the cache; check the network, or give a file"):
         open_checkpoint("ltx-2.5")  # the file of ltx-2.3, which is not gated
     with pytest.raises(CheckpointError) as error:
         open_checkpoint("ltx-2.5-diffusion")
-    assert str(error.value).startswith("ltx-2.5-diffusion: the hub repository cannot be read")
+    assert str(error.value).startswith("ltx-2.5-diffusion: the hub cannot be read")
     assert "accept its license at https://huggingface.co/Lightricks/LTX-2.5, then log in with `hf auth login`" in str(
         error.value
     )
@@ -157,7 +158,7 @@ def test_a_model_is_downloaded_when_all_else_is_checked(inputs, tmp_path, capsys
     audio = "clip.safetensors -o a.mp4 --audio-model ltx-2.3"
     for main, arguments in ((decode.main, "clip.safetensors"), (decode.main, audio), (encode.main, "film.mp4 -y")):
         assert main([*arguments.split(), "-m", "ltx-2"]) == 1
-        assert "ltx-2: the hub repository cannot be read" in capsys.readouterr().err
+        assert "ltx-2: the hub cannot be read" in capsys.readouterr().err
     assert decode.main(["clip.safetensors", "-o", "o/", "-n", "-m", "ltx-2"]) == 0
     assert "skipped, found o/clip.mp4" in capsys.readouterr().out
     assert not (tmp_path / "a.mp4").exists()

@@ -23,7 +23,7 @@ from ..errors import LTXVAEError, describe_error, one_line
 from ..integrations.apps import APPS
 from ..integrations.hook import Installed, install
 from ..integrations.settings import counts, current, say
-from ..startup import is_command, release_process
+from ..startup import MissingBackend, check_mlx, is_command, release_process
 from ..units import format_count
 from .cli import CommandParser, colored
 from .launchers import find_here, is_here, requirement, strip_launcher
@@ -80,6 +80,7 @@ def run_program(arguments: argparse.Namespace) -> int:
         except Exception as error:
             if not is_process:
                 raise
+            _check_backend(error)
             failure, code = error, 1
         except BaseException:
             if is_process:  # Python prints and ends it as it does without this package
@@ -93,6 +94,15 @@ def run_program(arguments: argparse.Namespace) -> int:
         return code or 0
     sys.stderr.write(f"{code}\n")
     return 1
+
+
+def _check_backend(error: Exception) -> None:
+    """Raise an `LTXVAEError` that says what to install if the program could not import MLX."""
+    if isinstance(error, ImportError) and (error.name or "mlx").partition(".")[0] == "mlx":
+        try:
+            check_mlx()
+        except MissingBackend as missing:
+            raise LTXVAEError(str(missing)) from error
 
 
 def _terminate(number: int, _: object) -> NoReturn:
