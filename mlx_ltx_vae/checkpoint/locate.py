@@ -235,6 +235,14 @@ def is_on_hub(source: str) -> bool:
     return not is_path and (find_model(source) or parse_reference(source)) is not None
 
 
+def is_remote(source: str | None, medium: Medium = PICTURES) -> bool:
+    """Return whether the hub is asked for a source: for a short name that is not in the cache, and for a hub id."""
+    if source is None or os.path.exists(source) or _split(Path(source)) is not None:
+        return False
+    model = find_model(source, is_audio=medium is AUDIO)
+    return parse_reference(source) is not None if model is None else not is_cached(model)
+
+
 def is_cached(model: PublishedModel) -> bool:
     """Return whether the files of a model are in the cache of the hub."""
     return _find_cached(model, AUDIO if model.kind is Kind.AUDIO else PICTURES) is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..audio_vae import AudioVAE
 from ..errors import LatentsError
-from ..latents import open_audio_latents, open_latents
+from ..latents import AudioLatentsFile, open_audio_latents, open_latents
 from ..options import PlanOptions
 from ..pipeline.clip_audio import AudioSettings, ClipAudio, clip_audio, film_audio, no_audio_error
 from ..pipeline.inputs import agree_on_film
@@ -19,6 +19,32 @@ from ..units import DEFAULT_FPS, format_seconds
 from ..video.audio import write_wav
 from .items import Item, Result
 from .jobs import Job, Task
+
+
+def open_audio(source: str, settings: AudioSettings) -> AudioLatentsFile:
+    """Open the audio latents of a clip. Raises a `LatentsError` if there are none."""
+    path = settings.latents or source
+    file = open_audio_latents(path, is_alone=True, tensor=settings.tensor)
+    if file is None:
+        raise no_audio_error(path, settings.latents)
+    return file
+
+
+class AudioInputTask(Task):
+    """Checks of audio latents and their outputs that need no VAE, before one is downloaded. It never runs."""
+
+    def __init__(self, job: Job, item: Item, settings: AudioSettings) -> None:
+        super().__init__(job, item)
+        self._files = [open_audio(path, settings) for path in item.windows or [item.source]]
+        outputs = name_outputs(item.output, self._files[0].batch) if item.output else []
+        self.result = Result([file.source for file in self._files], outputs, cost=1)
+
+    def check_values(self) -> None:
+        for file in self._files:
+            file.read_stored()
+
+    def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
+        raise AssertionError("the VAE is opened before it runs")
 
 
 class AudioTask(Task):
@@ -35,11 +61,7 @@ class AudioTask(Task):
         self.result = Result([*self._audio.files, *item.windows], outputs)
 
     def _clip_audio(self, settings: AudioSettings, vae: AudioVAE) -> ClipAudio:
-        path = settings.latents or self._item.source
-        file = open_audio_latents(path, is_alone=True, tensor=settings.tensor)
-        if file is None:
-            raise no_audio_error(path, settings.latents)
-        return clip_audio(settings, vae, file)
+        return clip_audio(settings, vae, open_audio(self._item.source, settings))
 
     def _film_audio(self, settings: AudioSettings) -> ClipAudio:
         arguments, openers = self._job.arguments, [partial(open_latents, path) for path in self._item.windows]

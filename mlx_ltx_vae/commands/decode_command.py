@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,27 +14,28 @@ import mlx.core as mx
 
 from .. import demo
 from ..audio_vae import AudioVAE, find_audio_decoder
+from ..checkpoint.locate import is_remote
 from ..codec_table import CODECS
 from ..errors import CheckpointError, ItemsError, PlanError
-from ..files import is_pipe
+from ..files import check_folder, is_pipe
 from ..frame_format import FrameOutput, frame_format
 from ..latents.keyframes import describe_keyframes
 from ..model_table import Kind, list_names
-from ..networks.base import Statistics
+from ..networks.base import AUDIO, Statistics
 from ..options import DecodeOptions, OutputOptions, PlanOptions
 from ..pipeline.clip_audio import AudioSettings
 from ..pipeline.hdr_frames import HDROptions
-from ..pipeline.inputs import ClipInput, FilmInput, LatentReader
-from ..pipeline.output import DecodeReport
+from ..pipeline.inputs import ClipInput, FilmInput, LatentReader, check_finite_values, open_without_vae
+from ..pipeline.output import DecodeOutput, DecodeReport
 from ..pipeline.prepare import DecodeSettings, PreparedDecode
 from ..pipeline.progress import FrameBar
 from ..planning.plan import DecodePlan
 from ..shapes import format_size
 from ..tiling import TilingConfig
-from ..units import format_count, format_seconds
+from ..units import DEFAULT_FPS, format_count, format_seconds
 from ..vae import PreviewVAE, VideoVAE
 from ..video import find_outputs, is_audio, output_files
-from .audio import AudioTask
+from .audio import AudioInputTask, AudioTask
 from .cli import CommandParser
 from .items import Item, Result, all_exist, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
@@ -264,6 +266,8 @@ class DecodeJob(Job):
 
     def open(self) -> VideoVAE | AudioVAE:
         if self._audio_alone is not None:
+            self._audio_alone = self.settings.audio
+            assert self._audio_alone is not None
             if not isinstance(audio_vae := self._audio_alone.vae, AudioVAE):
                 names = f"give --audio-model {list_names([Kind.AUDIO])}, or a file"
                 raise CheckpointError(f"{self.arguments.model}: audio latents need an audio VAE; {names}.")
@@ -272,13 +276,23 @@ class DecodeJob(Job):
         self.reader, self._decided = self._make_reader(vae), self.settings
         return vae
 
-    def without_files(self) -> VideoVAE | None:
-        vae = None if self._audio_alone else super().without_files()
-        if vae is not None:
+    def open_without_download(self) -> VideoVAE | AudioVAE | None:
+        audio = self.settings.audio
+        audio_vae = None if audio is None else self.find_audio_vae(audio.find_vae)
+        if self._audio_alone is not None:
+            self._audio_alone = replace(self._audio_alone, find_vae=lambda: audio_vae)
+            return audio_vae if isinstance(audio_vae, AudioVAE) else None
+        self._decided = replace(self.settings, plans={})
+        if audio is not None and is_remote(self.audio_model, AUDIO):
+            known_audio = None if audio_vae is None else replace(audio, find_vae=lambda: audio_vae)
+            options = self.settings.output if known_audio else _with_possible_audio(self.settings.output, audio)
+            self._decided = replace(self._decided, output=options, audio=known_audio)
+        vae = super().open_without_download()
+        if isinstance(vae, VideoVAE):
             ones = mx.ones((vae.config.latent_channels,))
-            self.reader = replace(self._make_reader(vae), statistics=Statistics(0 * ones, ones))
-            options = _with_possible_audio(self.settings.output, self.settings.audio)
-            self._decided = replace(self.settings, output=options, audio=None, plans={})
+            self.reader = self._make_reader(vae)
+            if vae.statistics is None and is_remote(self.arguments.model):
+                self.reader = replace(self.reader, statistics=Statistics(0 * ones, ones))  # values are only checked
         return vae
 
     def _make_reader(self, vae: VideoVAE) -> LatentReader:
@@ -292,11 +306,12 @@ class DecodeJob(Job):
         )
 
     def open_pictures(self) -> VideoVAE:
-        """Open the VAE of the pictures."""
         return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, encoder=False)
 
     def make_task(self, item: Item) -> Task:
         audio = self._audio_alone
+        if not self.has_vae:
+            return InputTask(self, item) if audio is None else AudioInputTask(self, item, audio)
         return DecodeTask(self, item) if audio is None else AudioTask(self, item, audio)
 
     def decide(self, item: Item) -> PreparedDecode:
@@ -316,23 +331,22 @@ class DecodeJob(Job):
 class PreviewJob(DecodeJob):
     """Job of `preview`."""
 
-    def without_files(self) -> VideoVAE | None:
-        return None if self.settings.output.contact_sheet else super().without_files()
+    def open_without_download(self) -> VideoVAE | AudioVAE | None:
+        is_sheet = self.settings.output.contact_sheet and is_remote(self.arguments.model)
+        return None if is_sheet else super().open_without_download()
 
     def open_pictures(self) -> VideoVAE:
         vae = PreviewVAE.from_pretrained(self.arguments.model, dtype=self.dtype, encoder=False)
         return vae.for_stills() if self.settings.output.contact_sheet else vae
 
 
-class DecodeTask(Task):
-    """Decode of a latent file or a film."""
+class _LatentsTask(Task):
+    """Task of a latent file or a film."""
 
-    plan: DecodePlan
-    _job: DecodeJob
+    _job: "DecodeJob"
 
-    def __init__(self, job: DecodeJob, item: Item) -> None:
+    def __init__(self, job: "DecodeJob", item: Item) -> None:
         super().__init__(job, item)
-        self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
         # Before the latents are read.
         files = output_files(item.output, job.settings.output) if item.output and job.arguments.skip_existing else {}
         if item.output and all_exist(list(files)):
@@ -341,6 +355,60 @@ class DecodeTask(Task):
         for path in item.windows or [item.source]:
             if (job.is_many or job.is_film) and (is_pipe(path) or path == "-"):
                 raise ItemsError(f"{path}: is a pipe, which can be read only once; decode it alone, or save it.")
+        self.read_headers()
+
+    @abstractmethod
+    def read_headers(self) -> None:
+        """Open the inputs of an item that is not skipped."""
+
+
+class InputTask(_LatentsTask):
+    """Checks of an item and its outputs that need no VAE, before one is downloaded. It never runs."""
+
+    def read_headers(self) -> None:
+        job, item = self._job, self._item
+        paths = item.windows or [item.source]
+        files = [open_without_vae(path, tensor=job.arguments.tensor, grid=job.arguments.grid) for path in paths]
+        self._files = [file for file in files if file is not None]
+        shape = None if files[0] is None else files[0].shape
+        if item.output is not None:
+            options = _with_possible_audio(job.settings.output, job.settings.audio)
+            batch, is_still = (1, False) if shape is None else (shape.batch, shape.frames == 1)
+            output = DecodeOutput(item.output, options, DEFAULT_FPS, batch=batch, is_still=is_still)
+            self.result = Result(paths, output.names, output.other_names, cost=1)
+
+    def check_outputs(self) -> None:
+        super().check_outputs()
+        for output in [] if self.result.is_skipped else self.missing_outputs:
+            folder = Path(output).parent if "%" in Path(output).name else Path(output)
+            if output != "-":
+                check_folder(output, folder, makes_folders=self._job.makes_folders)
+
+    @property
+    def missing_outputs(self) -> list[str]:
+        skips = self._job.arguments.skip_existing
+        return [output for output in self.result.written if not (skips and all_exist([output]))]
+
+    def check_values(self) -> None:
+        settings = self._job.settings
+        for file in self._files if settings.frames is None and settings.first_seconds is None else ():
+            check_finite_values(file, unnormalized=self._job.arguments.unnormalized)
+
+    def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
+        raise AssertionError("the VAE is opened before it runs")
+
+
+class DecodeTask(_LatentsTask):
+    """Decode of a latent file or a film."""
+
+    plan: DecodePlan
+
+    def __init__(self, job: DecodeJob, item: Item) -> None:
+        self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
+        super().__init__(job, item)
+
+    def read_headers(self) -> None:
+        job, item = self._job, self._item
         self._decode = decode = job.decide(item)
         shape = decode.latents.shape
         assert decode.plan is not None and shape is not None

@@ -99,11 +99,21 @@ class EncodeJob(Job):
         self.settings = settings
 
     def open(self) -> VideoVAE:
-        vae = VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=False)
-        if (audio_model := self.arguments.audio_model) is not None:
-            audio_vae = AudioVAE.from_pretrained(audio_model, dtype=self.dtype, decoder=False)
-            self.settings = replace(self.settings, audio=audio_vae)
+        self.settings = replace(self.settings, audio=self._open_audio())
+        return self.open_pictures()
+
+    def open_without_download(self) -> VideoVAE | None:
+        self.settings = replace(self.settings, audio=self.find_audio_vae(self._open_audio))
+        vae = super().open_without_download()
+        assert vae is None or isinstance(vae, VideoVAE)
         return vae
+
+    def open_pictures(self) -> VideoVAE:
+        return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=False)
+
+    def _open_audio(self) -> AudioVAE | None:
+        name = self.audio_model
+        return None if name is None else AudioVAE.from_pretrained(name, dtype=self.dtype, decoder=False)
 
     def make_task(self, item: Item) -> "EncodeTask":
         return EncodeTask(self, item)
@@ -123,7 +133,8 @@ class EncodeTask(Task):
         video_files = [] if item.source == "-" else source_files(Path(item.source))
         inputs = [*video_files, *audio_files]
         self.result = Result(inputs, outputs, cost=pixels or _bytes_on_disk(Path(item.source)))
-        job.vae.check_encode(settings)
+        if job.has_vae:
+            job.vae.check_encode(settings)
 
     def check_outputs(self) -> None:
         """Find out whether to skip the item. Raise the errors of writing before the video is opened."""
@@ -138,6 +149,9 @@ class EncodeTask(Task):
     @contextmanager
     def open(self) -> Iterator[None]:
         settings, item = self._job.settings, self._item
+        if not self._job.has_vae:
+            yield
+            return
         settings = replace(
             settings,
             size=settings.size or item.size,

@@ -6,22 +6,23 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import mlx.core as mx
 
 from ..audio_vae import AudioVAE
-from ..checkpoint.locate import is_cached
+from ..checkpoint.locate import is_remote
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, OutputExists, describe_error, printable, telling_warnings
 from ..files import check_replaceable, is_pipe, make_folder
 from ..model_table import Kind, models_of
+from ..networks.base import AUDIO
 from ..pipeline import progress
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
@@ -49,6 +50,8 @@ from .items import (
 from .speeds import estimate_seconds, record_speed
 from .terminal import ask_to_replace, print_report, print_traceback, write_line
 
+VaeT = TypeVar("VaeT")
+
 _SECONDS_PER_OBJECT = 1  # of --progress json
 
 
@@ -57,8 +60,9 @@ class Job(ABC):
 
     network: ClassVar[str]  # "decoder" or "encoder"
 
-    # Set by `run`.
+    # Set by `run`. Before a download the VAE may be one without files, or is not known.
     vae: VideoVAE | AudioVAE
+    has_vae = False
     ranks: Ranks
     _task: "Task | None" = None  # of a single item, which may be a pipe and is opened once
 
@@ -109,8 +113,8 @@ class Job(ABC):
 
     @property
     def used(self) -> dict[str, str]:
-        """Report of the network."""
-        return self.vae.source.networks[self.network]
+        """Report of the network, empty if all inputs were skipped before it was known."""
+        return self.vae.source.networks[self.network] if self.has_vae else {}
 
     def run(self) -> None:
         """Run all inputs, or plan them in a dry run, and report.
@@ -124,9 +128,10 @@ class Job(ABC):
         if ranks is None:
             return
         items, self.ranks, start = self.make_items(), ranks, time.perf_counter()
-        results = ranks.together(lambda: self._prepare_without_files(items))
+        results = ranks.together(lambda: self._prepare_without_download(items))
         if results is None or ranks.size > 1 or any(result.is_pending for result in results):
-            self.vae, start = ranks.together(self.open), time.perf_counter()
+            self.vae, self.has_vae = ranks.together(self.open), True
+            start = time.perf_counter()
             results = ranks.together(lambda: self._prepare(items))
         pending = [item.output for item, result in zip(items, results, strict=True) if result.is_pending]
         warn_of_free_names({name: new for name, new in self._free_names.items() if new in pending})
@@ -154,27 +159,60 @@ class Job(ABC):
             self._free_names[item.output] = free_name
         return replace(item, output=free_name)
 
-    def _prepare_without_files(self, items: Sequence[Item]) -> list[Result] | None:
-        """Return what is known of all items before the VAE is downloaded.
+    def _prepare_without_download(self, items: Sequence[Item]) -> list[Result] | None:
+        """Return what is known of all items before a model is downloaded.
 
-        Returns `None` if it need not be, if its layers are not known before, or if an input can be read only once.
+        Returns `None` if none has to be, or if an input can be read only once.
         """
         sources = chain.from_iterable(item.windows or [item.source] for item in items)
-        if any(source == "-" or is_pipe(source) for source in sources) or not (vae := self.without_files()):
+        if any(source == "-" or is_pipe(source) for source in sources):
             return None
-        self.vae = vae
+        if not is_remote(self.arguments.model) and not is_remote(self.audio_model, AUDIO):
+            return None
         with telling_warnings(lambda text: None):  # they come again
+            if (vae := self.open_without_download()) is not None:
+                self.vae, self.has_vae = vae, True
             results = self._prepare(items)
             if self._task is not None and results[0].is_pending:
                 with self._task.open():
                     pass
         return results
 
-    def without_files(self) -> VideoVAE | None:
-        """Return the VAE of -m without its files, if it is one of the table that is not in the cache of the hub."""
+    @property
+    def audio_model(self) -> str | None:
+        """Argument of --audio-model."""
+        return getattr(self.arguments, "audio_model", None)
+
+    def open_without_download(self) -> VideoVAE | AudioVAE | None:
+        """Return the VAE as `open`, but one of the table without its files if they would be downloaded.
+
+        Returns `None` if nothing is known of it before. Tasks then check what needs no VAE.
+        """
         name = self.arguments.model
-        model = None if not name or os.path.exists(name) else models_of(Kind.VIDEO).get(name.lower())
-        return None if model is None or is_cached(model) else VideoVAE.published(name, dtype=self.dtype)
+        if not is_remote(name):
+            return self.open_pictures()
+        model = models_of(Kind.VIDEO).get(name.lower())
+        return None if model is None else VideoVAE.published(name, dtype=self.dtype)
+
+    @abstractmethod
+    def open_pictures(self) -> VideoVAE:
+        """Open the VAE of the pictures."""
+
+    def find_audio_vae(self, open_files: Callable[[], VaeT | None]) -> VaeT | AudioVAE | None:
+        """Return the audio VAE as `open_files`, but one of the table without its files if they would be downloaded.
+
+        Returns `None` if nothing is known of it before.
+        """
+        name = self.audio_model
+        if name is None or not is_remote(name, AUDIO):
+            return open_files()
+        model = models_of(Kind.AUDIO).get(name.lower())
+        if model is None:
+            return None
+        vae = AudioVAE.published(model.name, dtype=self.dtype)
+        ones = mx.ones((vae.config.channels * vae.config.bins,))
+        vae.mean, vae.std = 0 * ones, ones  # values are only checked
+        return vae
 
     def _prepare(self, items: Sequence[Item]) -> list[Result]:
         """Return what is known of all items before the first one runs."""
@@ -228,7 +266,7 @@ class Job(ABC):
     def _check_not_inputs(self, items: Sequence[Item], results: Sequence[Result]) -> None:
         """Check that no output of the items is an input of any of them, or of the job."""
         lists = [source.removeprefix("@") for source in self.sources if is_list(source)]
-        check_not_inputs(items, results, [*lists, *self.vae.source.files])
+        check_not_inputs(items, results, [*lists, *(self.vae.source.files if self.has_vae else ())])
 
     def _run_many(self, items: Sequence[Item], results: list[Result], start: float) -> None:
         """Run the items of this rank in order, with a line about each, and a summary of the items of all ranks."""
