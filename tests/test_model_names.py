@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE, VideoWriter, decode, encode, preview, save_latents
+from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE, VideoWriter, convert, decode, encode, preview, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.locate import is_on_hub, parse_reference
 from mlx_ltx_vae.errors import CheckpointError, telling_notes
@@ -109,7 +109,7 @@ def inputs(hub_cache, tmp_path):
     save_latents("clip.safetensors", latents)
     np.save("five.npy", np.array(latents[:, :5]))
     np.save("nan.npy", np.where(np.arange(2) == 0, np.nan, np.array(latents)))
-    for name in ("out.mp4", "o/clip.mp4", "x.safetensors"):
+    for name in ("out.mp4", "o/clip.mp4", "x.safetensors", "clip.latent"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
     for name, channels, value in (("odd", 7, 0.0), ("voice", 8, np.inf), ("song", 8, 0.0)):
@@ -163,6 +163,8 @@ def test_nothing_is_downloaded_for_a_decode_that_cannot_succeed(inputs, capsys, 
         (preview.main, "clip.safetensors -o out.mp4", "out.mp4: already exists"),
         (encode.main, "no.mp4", "no.mp4: there is no such file"),
         (encode.main, "film.mp4 -o x.safetensors", "x.safetensors: already exists"),
+        (convert.main, "no.npy -o a.latent --unnormalized", "no.npy: there is no such file"),
+        (convert.main, "clip.safetensors -o clip.latent", "clip.latent: already exists"),
     ],
 )
 def test_nothing_is_downloaded_from_a_hub_id_for_a_run_that_cannot_succeed(
@@ -175,6 +177,11 @@ def test_nothing_is_downloaded_from_a_hub_id_for_a_run_that_cannot_succeed(
     assert code in (1, 2)
     printed = capsys.readouterr().err
     assert error in printed and "hub" not in printed
+
+
+def test_a_folder_is_checked_before_a_conversion_downloads(inputs, capsys):
+    assert convert.main(["owner/name", "-o", "o"]) == 1
+    assert "o: already exists and is not an empty folder" in capsys.readouterr().err
 
 
 def test_an_audio_model_is_downloaded_when_all_else_is_checked(inputs, golden, capsys):

@@ -11,17 +11,20 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
 from ..backend.mlx_utils import DTYPES, dtype_name
 from ..checkpoint import Checkpoint, open_checkpoint
+from ..checkpoint.locate import is_remote
 from ..conversion import Progress, Verification, check_folder_name, convert_checkpoint, verify_conversion
 from ..errors import CheckpointError, printable, warn
-from ..files import check_distinct
+from ..files import check_distinct, check_empty_folder, check_file, check_folder, is_pipe
 from ..latents import LatentsWriter, is_for_comfyui, open_latents
 from ..networks.base import AUDIO
+from ..pipeline.inputs import open_without_vae
 from ..pipeline.progress import Bar
 from ..units import format_bytes
 from .cli import CommandParser
@@ -52,6 +55,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 
 def _convert(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
+    check_empty_folder(Path(arguments.output))
+    check_folder(arguments.output, Path(arguments.output), makes_folders=True)
     checkpoint, dtype = _open(arguments.source, arguments.only), DTYPES.get(arguments.dtype)
     conversion = convert_checkpoint(checkpoint, arguments.output, dtype=dtype, progress=_progress(arguments))
     seconds, written = time.perf_counter() - start, conversion.written
@@ -66,6 +71,11 @@ def _convert(arguments: argparse.Namespace) -> None:
 def _convert_latents(arguments: argparse.Namespace) -> None:
     """Write the latents of a file, some frames at a time, as ComfyUI's node LoadLatent reads them."""
     output, start = arguments.output, time.perf_counter()
+    if is_remote(arguments.model) and arguments.source != "-" and not is_pipe(arguments.source):
+        open_without_vae(arguments.source, tensor=arguments.tensor, grid=arguments.grid)
+    check_distinct([output], [arguments.source])
+    overwrite = arguments.overwrite or (os.path.isfile(output) and ask_to_replace([output]))
+    check_file(Path(output), overwrite=overwrite)
     checkpoint = None if arguments.model is None else open_checkpoint(arguments.model)
     channels, scale, statistics = None, None, None
     if checkpoint is not None:
@@ -79,8 +89,6 @@ def _convert_latents(arguments: argparse.Namespace) -> None:
     if parts:
         warn(f"{file.info.source}: ComfyUI reads no {' and no '.join(parts)} from {output}; they are left out.")
     dtype = DTYPES.get(arguments.dtype, latents.dtype)
-    check_distinct([output], [arguments.source])
-    overwrite = arguments.overwrite or (os.path.isfile(output) and ask_to_replace([output]))
     with LatentsWriter(output, overwrite=overwrite) as writer:
         for frame in range(file.shape.frames):
             writer.write(latents[:, :, frame : frame + 1].astype(dtype))
