@@ -44,7 +44,7 @@ def test_many_files_become_the_videos_that_each_becomes_alone_with_one_load(clip
     assert len(loads) == 1
     captured = capsys.readouterr()
     assert captured.err == ""
-    *lines, summary, frames, peak, vae = captured.out.splitlines()
+    *lines, frames, peak, vae, summary = captured.out.splitlines()
     assert [re.sub(r"[\d.]+ s$", "S", line) for line in lines] == [
         "one.safetensors -> out/one.npy: 1 frame, S",
         "two.safetensors -> out/two.npy: 9 frames, S",
@@ -347,7 +347,7 @@ def test_existing_outputs_are_skipped_and_nothing_is_loaded_for_them(clips, load
     for name in ("one", "pair-0"):
         Path(f"out/{name}.mp4").write_text("kept")
     assert run(decode, *arguments) == 0
-    first, *_, summary, _, _, _ = capsys.readouterr().out.splitlines()
+    first, *_, summary = capsys.readouterr().out.splitlines()
     assert first == "one.safetensors: skipped, found out/one.mp4"
     assert summary == "Inputs: 2 done, 1 skipped, 0 failed"
     assert Path("out/one.mp4").read_text() == "kept"
@@ -427,7 +427,7 @@ def test_json_of_many_has_the_report_of_each_and_its_error(clips, capsys):
     assert two["plan"]["latent_shape"] == alone["plan"]["latent_shape"]
     assert set(broken) == {"source", "output", "error"}
     assert broken["error"].startswith("broken.npy: is neither")
-    assert (report["frames"], report["failed"], report["skipped"]) == (10, 1, 0)
+    assert (report["frames"], report["done"], report["failed"], report["skipped"]) == (10, 2, 1, 0)
     assert report["seconds"] >= one["seconds"] + two["seconds"]
     assert report["peak_memory_bytes"] == max(one["peak_memory_bytes"], two["peak_memory_bytes"])
     assert one["peak_memory_bytes"] < two["peak_memory_bytes"], "each of its own item"
@@ -436,7 +436,7 @@ def test_json_of_many_has_the_report_of_each_and_its_error(clips, capsys):
 def test_dry_run_plans_each_and_makes_no_folder(clips, loads, capsys):
     arguments = ["one.safetensors", "pair.safetensors", "broken.npy", *VAE, "-o", "a/b/", "--dry-run"]
     assert run(decode, *arguments) == 1
-    one, pair, summary, vae = capsys.readouterr().out.splitlines()
+    one, pair, vae, summary = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"one.safetensors -> a/b/one.mp4: 1 frame of 64x64, exact by time, peak [\d.]+ MB", one)
     assert pair.startswith("pair.safetensors -> a/b/pair-0.mp4, a/b/pair-1.mp4: 1 frame")
     assert summary == "Inputs: 2 planned, 0 skipped, 1 failed"
@@ -444,7 +444,7 @@ def test_dry_run_plans_each_and_makes_no_folder(clips, loads, capsys):
     assert run(decode, *arguments, "--json") == 1
     report = json.loads(capsys.readouterr().out)
     assert report["items"][0]["plan"]["mode"] == "exact"
-    assert set(report) == {"items", "skipped", "failed", "vae"}
+    assert set(report) == {"items", "planned", "skipped", "failed", "vae"}
     assert report["vae"] == {"file": str(demo.VAE), "generation": "custom", "decoder": "convolutional"}
     assert run(decode, "one.safetensors", "two.safetensors", *VAE, "--dry-run") == 0
     assert capsys.readouterr().out.startswith("one.safetensors: 1 frame of 64x64")

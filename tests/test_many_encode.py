@@ -31,7 +31,7 @@ def test_many_videos_become_latents_and_a_broken_one_does_not_stop_them(videos, 
     arguments = ["set/a.mkv", "set/broken.mp4", "set/sub/b.mkv", "--demo", "-o", "latents/"]
     assert run(encode, *arguments) == 1
     captured = capsys.readouterr()
-    first, second, summary, *_ = captured.out.splitlines()
+    first, second, *_, summary = captured.out.splitlines()
     assert first.startswith("set/a.mkv -> latents/a.safetensors: 9 frames, ")
     assert second.startswith("set/sub/b.mkv -> latents/b.safetensors: 17 frames, ")
     assert summary == "Inputs: 2 done, 0 skipped, 1 failed"
@@ -74,7 +74,7 @@ def test_a_table_of_a_data_set_encodes_with_its_sizes_into_one_folder(videos, ca
 def test_dry_run_of_many_videos_plans_each_and_writes_nothing(videos, capsys):
     before = names(".")
     assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "out/", "--dry-run") == 0
-    first, second, summary, _ = capsys.readouterr().out.splitlines()
+    first, second, _, summary = capsys.readouterr().out.splitlines()
     assert first.startswith("set/a.mkv -> out/a.safetensors: 9 frames of 64x64, exact by time, peak ")
     assert second.startswith("set/sub/b.mkv -> out/b.safetensors: 17 frames of 96x64")
     assert summary == "Inputs: 2 planned, 0 skipped, 0 failed"

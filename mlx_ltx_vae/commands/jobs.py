@@ -376,13 +376,21 @@ class Job(ABC):
             write_line(result.describe(item), sys.stdout)
 
     def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float, peaks: Sequence[int]) -> None:
-        """Print the summary of many items, or the JSON object. `peaks` are the bytes of peak memory of each rank."""
-        reports = [result.values for result in results if result.values]
-        skipped, failed = sum(result.is_skipped for result in results), sum(bool(result.error) for result in results)
-        values = [result.as_dict(item) for item, result in zip(items, results, strict=True)]
-        summary: dict[str, Any] = {"items": values, "skipped": skipped, "failed": failed, "vae": self.used}
+        """Print the summary of many items, whose last line counts them, or the JSON object.
+
+        `peaks` are the bytes of peak memory of each rank.
+        """
         is_dry_run = self.arguments.dry_run
-        lines = [f"Inputs: {len(reports)} {'planned' if is_dry_run else 'done'}, {skipped} skipped, {failed} failed"]
+        reports = [result.values for result in results if result.values]
+        failed = sum(bool(result.error) for result in results)
+        counts = {
+            "planned" if is_dry_run else "done": len(reports),
+            "skipped": sum(result.is_skipped for result in results),
+            "failed": failed,
+        }
+        values = [result.as_dict(item) for item, result in zip(items, results, strict=True)]
+        summary: dict[str, Any] = {"items": values, **counts, "vae": self.used}
+        lines = []
         if not is_dry_run:
             frames = sum(report["frames"] for report in reports)
             summary |= {"frames": frames, "seconds": seconds, "peak_memory_bytes": max(peaks)}
@@ -393,6 +401,7 @@ class Job(ABC):
                 lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak MLX memory: {memory}"]
         if reports:
             lines.append(f"VAE: {describe_networks({'vae': self.used})}")
+        lines.append("Inputs: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
         self.end_progress(summary)
         if self.arguments.json:
             print_report(json.dumps(summary))
