@@ -165,7 +165,7 @@ def files(tmp_path, monkeypatch):
 
 #: What messages of runs advise, and the command lines after it.
 RUN_ADVICE: dict[str, Callable[..., list[Words]]] = {
-    r"add (-y) to replace (?:it|them)(?:, or (-n) to skip)?": lambda name, words, *options: [
+    r"add (-y) to replace (?:it|them)(?:, or (-\w) to skip)?": lambda name, words, *options: [
         [*words, option] for option in options if option
     ],
     r"(-y) replaces": lambda name, words, option: [[*words, option]],
