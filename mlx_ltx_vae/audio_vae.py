@@ -20,6 +20,7 @@ from .checkpoint import Arrays, Checkpoint, GivenConfig, VAESource, open_weights
 from .checkpoint.loading import NetworkHandle
 from .checkpoint.locate import is_on_hub
 from .errors import CheckpointError, LatentsError, PlanError
+from .model_table import Kind
 from .networks.base import AUDIO, AudioConfig, AudioEncoder, Decoder, Network
 from .opened_vae import OpenedVAE, described_network
 from .options import PLAN_DEFAULTS, ModeName, PlanOptions
@@ -64,6 +65,7 @@ class AudioVAE(OpenedVAE[AudioConfig]):
     """
 
     _NAMES = ("decoder", "vocoder", "encoder")
+    _MEDIUM, _KIND = AUDIO, Kind.AUDIO
 
     def __init__(
         self,

@@ -18,7 +18,6 @@ import mlx.core as mx
 
 from ..backend.mlx_utils import DTYPES, dtype_name
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..checkpoint.locate import is_remote
 from ..conversion import Progress, Verification, check_folder_name, convert_checkpoint, verify_conversion
 from ..errors import CheckpointError, printable, warn
 from ..files import check_distinct, check_empty_folder, check_file, check_folder, is_pipe
@@ -27,6 +26,7 @@ from ..networks.base import AUDIO
 from ..pipeline.inputs import open_without_vae
 from ..pipeline.progress import Bar
 from ..units import format_bytes
+from ..vae import VideoVAE
 from .cli import CommandParser
 from .terminal import ask_to_replace, print_report, run_command
 
@@ -71,7 +71,7 @@ def _convert(arguments: argparse.Namespace) -> None:
 def _convert_latents(arguments: argparse.Namespace) -> None:
     """Write the latents of a file, some frames at a time, as ComfyUI's node LoadLatent reads them."""
     output, start = arguments.output, time.perf_counter()
-    if is_remote(arguments.model) and arguments.source != "-" and not is_pipe(arguments.source):
+    if VideoVAE.is_remote(arguments.model) and arguments.source != "-" and not is_pipe(arguments.source):
         open_without_vae(arguments.source, tensor=arguments.tensor, grid=arguments.grid)
     check_distinct([output], [arguments.source])
     overwrite = arguments.overwrite or (os.path.isfile(output) and ask_to_replace([output]))

@@ -10,18 +10,14 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
 from .. import demo
 from ..audio_vae import AudioVAE, find_audio_decoder
-from ..checkpoint.locate import is_remote
 from ..codec_table import CODECS
 from ..errors import CheckpointError, ItemsError, PlanError
 from ..files import check_folder, is_pipe
 from ..frame_format import FrameOutput, frame_format
 from ..latents.keyframes import describe_keyframes
 from ..model_table import Kind, list_names
-from ..networks.base import AUDIO, Statistics
 from ..options import DecodeOptions, OutputOptions, PlanOptions
 from ..pipeline.clip_audio import AudioSettings
 from ..pipeline.hdr_frames import HDROptions
@@ -277,22 +273,22 @@ class DecodeJob(Job):
         return vae
 
     def open_without_download(self) -> VideoVAE | AudioVAE | None:
-        audio = self.settings.audio
-        audio_vae = None if audio is None else self.find_audio_vae(audio.find_vae)
+        audio, self._decided = self.settings.audio, replace(self.settings, plans={})
+        if audio is not None and self.audio_model is not None:
+            audio_vae = AudioVAE.before_download(self.audio_model, dtype=self.dtype, encoder=False)
+            audio = replace(audio, find_vae=lambda: audio_vae)
+            if self._audio_alone is not None:
+                self._audio_alone = audio
+            elif audio_vae is None:
+                options = _with_possible_audio(self.settings.output, audio)
+                self._decided = replace(self._decided, output=options, audio=None)
+            else:
+                self._decided = replace(self._decided, audio=audio)
         if self._audio_alone is not None:
-            self._audio_alone = replace(self._audio_alone, find_vae=lambda: audio_vae)
-            return audio_vae if isinstance(audio_vae, AudioVAE) else None
-        self._decided = replace(self.settings, plans={})
-        if audio is not None and is_remote(self.audio_model, AUDIO):
-            known_audio = None if audio_vae is None else replace(audio, find_vae=lambda: audio_vae)
-            options = self.settings.output if known_audio else _with_possible_audio(self.settings.output, audio)
-            self._decided = replace(self._decided, output=options, audio=known_audio)
+            return self._audio_alone.vae if isinstance(self._audio_alone.vae, AudioVAE) else None
         vae = super().open_without_download()
         if isinstance(vae, VideoVAE):
-            ones = mx.ones((vae.config.latent_channels,))
             self.reader = self._make_reader(vae)
-            if vae.statistics is None and is_remote(self.arguments.model):
-                self.reader = replace(self.reader, statistics=Statistics(0 * ones, ones))  # values are only checked
         return vae
 
     def _make_reader(self, vae: VideoVAE) -> LatentReader:
@@ -332,7 +328,7 @@ class PreviewJob(DecodeJob):
     """Job of `preview`."""
 
     def open_without_download(self) -> VideoVAE | AudioVAE | None:
-        is_sheet = self.settings.output.contact_sheet and is_remote(self.arguments.model)
+        is_sheet = self.settings.output.contact_sheet and VideoVAE.is_remote(self.arguments.model)
         return None if is_sheet else super().open_without_download()
 
     def open_pictures(self) -> VideoVAE:

@@ -103,7 +103,9 @@ class EncodeJob(Job):
         return self.open_pictures()
 
     def open_without_download(self) -> VideoVAE | None:
-        self.settings = replace(self.settings, audio=self.find_audio_vae(self._open_audio))
+        if self.audio_model is not None:
+            audio_vae = AudioVAE.before_download(self.audio_model, dtype=self.dtype, decoder=False)
+            self.settings = replace(self.settings, audio=audio_vae)
         vae = super().open_without_download()
         assert vae is None or isinstance(vae, VideoVAE)
         return vae

@@ -6,23 +6,20 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import mlx.core as mx
 
 from ..audio_vae import AudioVAE
-from ..checkpoint.locate import is_remote
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, OutputExists, describe_error, printable, telling_warnings
 from ..files import check_replaceable, is_pipe, make_folder
-from ..model_table import Kind, models_of
-from ..networks.base import AUDIO
 from ..pipeline import progress
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
@@ -49,8 +46,6 @@ from .items import (
 )
 from .speeds import estimate_seconds, record_speed
 from .terminal import ask_to_replace, print_report, print_traceback, write_line
-
-VaeT = TypeVar("VaeT")
 
 _SECONDS_PER_OBJECT = 1  # of --progress json
 
@@ -167,7 +162,7 @@ class Job(ABC):
         sources = chain.from_iterable(item.windows or [item.source] for item in items)
         if any(source == "-" or is_pipe(source) for source in sources):
             return None
-        if not is_remote(self.arguments.model) and not is_remote(self.audio_model, AUDIO):
+        if not VideoVAE.is_remote(self.arguments.model) and not AudioVAE.is_remote(self.audio_model):
             return None
         with telling_warnings(lambda text: None):  # they come again
             if (vae := self.open_without_download()) is not None:
@@ -188,31 +183,8 @@ class Job(ABC):
 
         Returns `None` if nothing is known of it before. Tasks then check what needs no VAE.
         """
-        name = self.arguments.model
-        if not is_remote(name):
-            return self.open_pictures()
-        model = models_of(Kind.VIDEO).get(name.lower())
-        return None if model is None else VideoVAE.published(name, dtype=self.dtype)
-
-    @abstractmethod
-    def open_pictures(self) -> VideoVAE:
-        """Open the VAE of the pictures."""
-
-    def find_audio_vae(self, open_files: Callable[[], VaeT | None]) -> VaeT | AudioVAE | None:
-        """Return the audio VAE as `open_files`, but one of the table without its files if they would be downloaded.
-
-        Returns `None` if nothing is known of it before.
-        """
-        name = self.audio_model
-        if name is None or not is_remote(name, AUDIO):
-            return open_files()
-        model = models_of(Kind.AUDIO).get(name.lower())
-        if model is None:
-            return None
-        vae = AudioVAE.published(model.name, dtype=self.dtype)
-        ones = mx.ones((vae.config.channels * vae.config.bins,))
-        vae.mean, vae.std = 0 * ones, ones  # values are only checked
-        return vae
+        networks = {name: name == self.network for name in ("encoder", "decoder")}
+        return VideoVAE.before_download(self.arguments.model, dtype=self.dtype, **networks)
 
     def _prepare(self, items: Sequence[Item]) -> list[Result]:
         """Return what is known of all items before the first one runs."""
