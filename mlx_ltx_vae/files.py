@@ -801,6 +801,12 @@ def check_empty_folder(target: Path, replaced: Collection[str] = ()) -> None:
         raise WriterError(f"{target}: already exists and is not an empty folder; remove it or choose another name.")
 
 
+def check_new_folder(name: str, replaced: Collection[str] = ()) -> None:
+    """Raise a `WriterError` if a folder cannot be made, or filled if it is empty but for `replaced` files."""
+    check_empty_folder(Path(name), replaced)
+    check_folder(name, Path(name))
+
+
 @contextmanager
 def part_folder(target: Path, replaced: Collection[str] = ()) -> Iterator[PartFolder]:
     """Yield a `PartFolder` for a folder that is new, or empty but for `replaced` files.

@@ -182,6 +182,8 @@ def test_nothing_is_downloaded_from_a_hub_id_for_a_run_that_cannot_succeed(
 def test_a_folder_is_checked_before_a_conversion_downloads(inputs, capsys):
     assert convert.main(["owner/name", "-o", "o"]) == 1
     assert "o: already exists and is not an empty folder" in capsys.readouterr().err
+    assert convert.main(["owner/name", "-o", "no/such"]) == 1
+    assert "no/such: cannot be written (the folder " in capsys.readouterr().err
 
 
 def test_an_audio_model_is_downloaded_when_all_else_is_checked(inputs, golden, capsys):

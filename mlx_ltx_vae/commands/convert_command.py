@@ -20,7 +20,7 @@ from ..backend.mlx_utils import DTYPES, dtype_name
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..conversion import Progress, Verification, check_folder_name, convert_checkpoint, verify_conversion
 from ..errors import CheckpointError, printable, warn
-from ..files import check_distinct, check_empty_folder, check_file, check_folder, is_pipe
+from ..files import check_distinct, check_file, check_new_folder, is_pipe
 from ..latents import LatentsWriter, is_for_comfyui, open_latents
 from ..networks.base import AUDIO
 from ..pipeline.inputs import open_without_vae
@@ -55,8 +55,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 
 def _convert(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
-    check_empty_folder(Path(arguments.output))
-    check_folder(arguments.output, Path(arguments.output), makes_folders=True)
+    check_new_folder(arguments.output)
     checkpoint, dtype = _open(arguments.source, arguments.only), DTYPES.get(arguments.dtype)
     conversion = convert_checkpoint(checkpoint, arguments.output, dtype=dtype, progress=_progress(arguments))
     seconds, written = time.perf_counter() - start, conversion.written

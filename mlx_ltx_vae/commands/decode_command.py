@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from .. import demo
+from .. import demo, tiling
 from ..audio_vae import AudioVAE, find_audio_decoder
 from ..codec_table import CODECS
 from ..errors import CheckpointError, ItemsError, PlanError
@@ -27,7 +27,6 @@ from ..pipeline.prepare import DecodeSettings, PreparedDecode
 from ..pipeline.progress import FrameBar
 from ..planning.plan import DecodePlan
 from ..shapes import format_size
-from ..tiling import TilingConfig
 from ..units import DEFAULT_FPS, format_count, format_seconds
 from ..vae import PreviewVAE, VideoVAE
 from ..video import find_outputs, is_audio, output_files
@@ -228,16 +227,16 @@ def _choose_hdr_frames(
 
 def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
     """Return the options of plans. The tiles of a preset are chosen later, for each video."""
-    tiling, mode = None, arguments.mode
+    tiles, mode = None, arguments.mode
     if arguments.tile or arguments.tile_frames:
-        tiling = TilingConfig(arguments.tile, arguments.tile_frames)
-    if tiling and arguments.preset:
+        tiles = tiling.TilingConfig(arguments.tile, arguments.tile_frames)
+    if tiles and arguments.preset:
         raise PlanError("--preset cannot be combined with --tile or --tile-frames")
-    has_tiles = tiling or arguments.preset
+    has_tiles = tiles or arguments.preset
     if has_tiles and mode not in ("auto", "tiled"):
         raise PlanError(f"tiles go with --mode tiled, not {mode}")
-    checked = read_options(PlanOptions, arguments, mode="tiled" if has_tiles else mode, tiling=tiling)
-    return replace(checked, mode="tiled" if tiling else mode)
+    checked = read_options(PlanOptions, arguments, mode="tiled" if has_tiles else mode, tiling=tiles)
+    return replace(checked, mode="tiled" if tiles else mode)
 
 
 _UNNAMED = "out.mp4"  # stands for the output of a dry run without one

@@ -10,14 +10,13 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from .. import demo
+from .. import demo, tiling
 from ..audio_vae import AudioVAE
 from ..latents import check_latents_name, is_for_comfyui
 from ..options import PlanOptions
 from ..pipeline.prepare_encode import EncodeReport, EncodeSettings
 from ..pipeline.progress import FrameBar
 from ..shapes import format_size
-from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..vae import VideoVAE
 from ..video import Fit
@@ -68,8 +67,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
                     parser.error(
                         f"{pattern}: ComfyUI reads no audio from it; leave out --audio-model, or use .safetensors"
                     )
-        tiling = TilingConfig(arguments.tile) if arguments.tile else None
-        options = read_options(PlanOptions, arguments, mode="tiled" if tiling else "auto", tiling=tiling)
+        tiles = tiling.TilingConfig(arguments.tile) if arguments.tile else None
+        options = read_options(PlanOptions, arguments, mode="tiled" if tiles else "auto", tiling=tiles)
         settings = EncodeSettings(
             options,
             arguments.pad,
@@ -100,7 +99,7 @@ class EncodeJob(Job):
 
     def open(self) -> VideoVAE:
         self.settings = replace(self.settings, audio=self._open_audio())
-        return self.open_pictures()
+        return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=False)
 
     def open_without_download(self) -> VideoVAE | None:
         if self.audio_model is not None:
@@ -109,9 +108,6 @@ class EncodeJob(Job):
         vae = super().open_without_download()
         assert vae is None or isinstance(vae, VideoVAE)
         return vae
-
-    def open_pictures(self) -> VideoVAE:
-        return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=False)
 
     def _open_audio(self) -> AudioVAE | None:
         name = self.audio_model

@@ -10,7 +10,7 @@ from ..backend.machine import Backend
 from ..checkpoint import open_checkpoint
 from ..conversion import check_folder_name
 from ..errors import printable
-from ..files import check_empty_folder, check_folder
+from ..files import check_new_folder
 from ..pipeline.export import find_exported
 from ..vae import VideoVAE
 from .cli import CommandParser
@@ -46,8 +46,7 @@ def _export(arguments: argparse.Namespace) -> None:
     overwrite = arguments.overwrite or bool(exported_files and ask_to_replace([arguments.output]))
     if exported_files and not overwrite:
         raise existing_outputs_error([arguments.output], 1)
-    check_empty_folder(folder, exported_files)
-    check_folder(arguments.output, folder)
+    check_new_folder(arguments.output, exported_files)
     target = Backend(arguments.backend) if arguments.backend else backend()
     with computing_for(target):
         checkpoint = open_checkpoint(arguments.model, encoder=False)

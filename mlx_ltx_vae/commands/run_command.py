@@ -19,9 +19,9 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from .. import integrations
 from ..errors import LTXVAEError, describe_error, one_line
 from ..integrations.apps import APPS
-from ..integrations.hook import Installed, install
 from ..integrations.settings import counts, current, say
 from ..startup import MissingBackend, check_mlx, is_command, release_process
 from ..units import format_count
@@ -61,7 +61,7 @@ def run_program(arguments: argparse.Namespace) -> int:
     children: list[str] = []
     with ExitStack() as stack:
         installed = stack.enter_context(
-            install(memory_budget=arguments.memory_budget, save_latents=arguments.save_latents)
+            integrations.install(memory_budget=arguments.memory_budget, save_latents=arguments.save_latents)
         )
         stack.enter_context(_as_started(argv, folder))
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -152,7 +152,7 @@ def _note_child(children: list[str], event: str, arguments: tuple[Any, ...]) -> 
         children.append(words)
 
 
-def _say_end(name: str, installed: Installed, children: list[str]) -> None:
+def _say_end(name: str, installed: integrations.Installed, children: list[str]) -> None:
     """Say what ran here, and what lies in the folder for latents, in a line."""
     folder = current().folder
     threads = [thread for thread in threading.enumerate() if not thread.daemon]
@@ -173,7 +173,7 @@ def _say_end(name: str, installed: Installed, children: list[str]) -> None:
     say(f"{text}.")
 
 
-def _describe_run(name: str, installed: Installed) -> str:
+def _describe_run(name: str, installed: integrations.Installed) -> str:
     """Describe what ran here, without a full stop."""
     if not installed.replaced and not installed.moved:
         return f"{name} imported no decoder that is known ({', '.join(APPS)})"
