@@ -267,7 +267,7 @@ def test_the_command_replaces_or_skips_an_export_and_nothing_else(golden, tmp_pa
     (folder / "999.mlxfn").write_bytes(b"of a larger export")
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert run_command("export", ["-m", "ltx-2.3", "-o", str(folder), "--size", "64x64", "-n"]) == 0
-    assert capsys.readouterr().out == f"{folder}: skipped, has an export\n"
+    assert capsys.readouterr().out == f"{folder}: skipped, found an export\n"
     assert run_command("export", ["-m", "ltx-2.3", "-o", str(folder), "--size", "64x64", "-n", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"folder": str(folder), "skipped": True}
     assert run_command("export", ["-m", "ltx-2.3", "-o", str(folder), "--size", "64x64"]) == 1

@@ -19,7 +19,7 @@ from ..pipeline.progress import FrameBar
 from ..shapes import format_size
 from ..units import format_count, format_seconds
 from ..vae import VideoVAE
-from ..video import Fit
+from ..video import ExrReader, Fit, VideoReader
 from ..video.reader import source_files
 from .cli import CommandParser
 from .items import Item, Result, are_many, find_pattern, has_table, mark_folders
@@ -148,7 +148,9 @@ class EncodeTask(Task):
     def open(self) -> Iterator[None]:
         settings, item = self._job.settings, self._item
         if not self._job.has_vae:
-            yield
+            path, hdr = item.source, settings.hdr
+            with VideoReader(path, multiple=1) if hdr is None else ExrReader(path, space=hdr, multiple=1):
+                yield
             return
         settings = replace(
             settings,

@@ -41,7 +41,7 @@ def _export(arguments: argparse.Namespace) -> None:
         if arguments.json:
             print_report(json.dumps({"folder": arguments.output, "skipped": True}))
         elif not arguments.quiet:
-            print_report(f"{printable(arguments.output)}: skipped, has an export")
+            print_report(f"{printable(arguments.output)}: skipped, found an export")
         return
     overwrite = arguments.overwrite or bool(exported_files and ask_to_replace([arguments.output]))
     if exported_files and not overwrite:
