@@ -14,20 +14,20 @@ from .. import demo, tiling
 from ..audio_vae import AudioVAE, find_audio_decoder
 from ..codec_table import CODECS
 from ..errors import CheckpointError, ItemsError, PlanError
-from ..files import check_folder, is_pipe
+from ..files import is_pipe
 from ..frame_format import FrameOutput, frame_format
 from ..latents.keyframes import describe_keyframes
 from ..model_table import Kind, list_names
 from ..options import DecodeOptions, OutputOptions, PlanOptions
 from ..pipeline.clip_audio import AudioSettings
 from ..pipeline.hdr_frames import HDROptions
-from ..pipeline.inputs import ClipInput, FilmInput, LatentReader, check_finite_values, open_without_vae
-from ..pipeline.output import DecodeOutput, DecodeReport
-from ..pipeline.prepare import DecodeSettings, PreparedDecode
+from ..pipeline.inputs import ClipInput, FilmInput, LatentReader
+from ..pipeline.output import DecodeReport
+from ..pipeline.prepare import DecodeChecks, DecodeSettings, PreparedDecode
 from ..pipeline.progress import FrameBar
 from ..planning.plan import DecodePlan
 from ..shapes import format_size
-from ..units import DEFAULT_FPS, format_count, format_seconds
+from ..units import format_count, format_seconds
 from ..vae import PreviewVAE, VideoVAE
 from ..video import find_outputs, is_audio, output_files
 from .audio import AudioInputTask, AudioTask
@@ -361,23 +361,17 @@ class InputTask(_LatentsTask):
     """Checks of an item and its outputs that need no VAE, before one is downloaded. It never runs."""
 
     def read_headers(self) -> None:
-        job, item = self._job, self._item
+        arguments, settings, item = self._job.arguments, self._job.settings, self._item
+        options = _with_possible_audio(settings.output, settings.audio)
         paths = item.windows or [item.source]
-        files = [open_without_vae(path, tensor=job.arguments.tensor, grid=job.arguments.grid) for path in paths]
-        self._files = [file for file in files if file is not None]
-        shape = None if files[0] is None else files[0].shape
-        if item.output is not None:
-            options = _with_possible_audio(job.settings.output, job.settings.audio)
-            batch, is_still = (1, False) if shape is None else (shape.batch, shape.frames == 1)
-            output = DecodeOutput(item.output, options, DEFAULT_FPS, batch=batch, is_still=is_still)
+        self._checks = DecodeChecks(paths, item.output, options, tensor=arguments.tensor, grid=arguments.grid)
+        if (output := self._checks.output) is not None:
             self.result = Result(paths, output.names, output.other_names, cost=1)
 
     def check_outputs(self) -> None:
         super().check_outputs()
         for output in [] if self.result.is_skipped else self.missing_outputs:
-            folder = Path(output).parent if "%" in Path(output).name else Path(output)
-            if output != "-":
-                check_folder(output, folder, makes_folders=self._job.makes_folders)
+            self._checks.check_folder(output, makes_folders=self._job.makes_folders)
 
     @property
     def missing_outputs(self) -> list[str]:
@@ -386,8 +380,8 @@ class InputTask(_LatentsTask):
 
     def check_values(self) -> None:
         settings = self._job.settings
-        for file in self._files if settings.frames is None and settings.first_seconds is None else ():
-            check_finite_values(file, unnormalized=self._job.arguments.unnormalized)
+        if settings.frames is None and settings.first_seconds is None:
+            self._checks.check_values(unnormalized=self._job.arguments.unnormalized)
 
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         raise AssertionError("the VAE is opened before it runs")

@@ -103,12 +103,6 @@ def open_without_vae(path: str, *, tensor: str | None = None, grid: Grid | None 
     return None
 
 
-def check_finite_values(file: LatentsFile, *, unnormalized: bool | None = None) -> None:
-    """Raise the errors of reading all values of a file, whose VAE need not be known."""
-    ones = mx.ones((file.shape.channels,))
-    check_values(file.map(statistics=(0 * ones, ones), unnormalized=unnormalized))
-
-
 class DecodeInput(Protocol):
     """Input of a decode to files.
 
