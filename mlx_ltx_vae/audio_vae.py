@@ -62,6 +62,7 @@ class AudioVAE(OpenedVAE[AudioConfig]):
     """
 
     _NAMES = ("decoder", "vocoder", "encoder")
+    _MEDIUM = AUDIO
 
     def __init__(
         self,

@@ -55,6 +55,14 @@ class WriterError(LTXVAEError):
     """Frames that could not be written."""
 
 
+class OutputExists(WriterError):
+    """File that exists and is not to be replaced. `path` is its name."""
+
+    def __init__(self, text: str, path: str) -> None:
+        super().__init__(text)
+        self.path = path
+
+
 class OutputClosed(WriterError):
     """Standard output that no program reads any more."""
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import chain, count, islice
@@ -23,7 +23,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 from safetensors import SafetensorError, deserialize
 
-from .errors import LTXVAEError, WriterError, excerpt, option, quote, warn
+from .errors import LTXVAEError, OutputExists, WriterError, excerpt, option, quote, warn
 from .process import Cleanup, remove_file, remove_folder, uninterrupted
 from .units import format_bytes
 
@@ -328,13 +328,14 @@ def check_name(target: str | os.PathLike) -> None:
 
 
 def check_replaceable(target: str | os.PathLike, *, overwrite: bool) -> None:
-    """Raise a `WriterError` for a file that is read-only, or exists without `overwrite`.
+    """Raise a `WriterError` for a file that is read-only, or without `overwrite` an `OutputExists` for any file.
 
     Named pipes, devices and folders are never replaced anyway.
     """
     if not overwrite and os.path.isfile(target):
         way = option("pass overwrite=True", "add -y")
-        raise WriterError(f"{target}: already exists; choose another name, or {way} to replace it.")
+        text = f"{target}: already exists; choose another name, or {way} to replace it."
+        raise OutputExists(text, os.fspath(target))
     if is_read_only(target):
         raise WriterError(f"{target}: already exists and is read-only; choose another name, or make it writable.")
 
@@ -786,23 +787,39 @@ class PartFolder(_Part):
         return path, path.parent
 
 
-def check_empty_folder(target: Path) -> None:
-    """Raise a `WriterError` for what exists and is not an empty folder. Hidden parts of other outputs do not count."""
+def check_empty_folder(target: Path, replaced: Collection[str] = ()) -> None:
+    """Raise a `WriterError` for what exists and is not an empty folder.
+
+    Files whose names are `replaced`, and hidden parts of other outputs, do not count.
+    """
     check_name(target)
     with writing_to(target):
         names = os.listdir(target) if os.path.isdir(target) else []
     is_taken = os.path.exists(target) and not os.path.isdir(target)
-    if is_taken or not all(map(_part_pattern(target / _SUBFOLDER).fullmatch, names)):
+    is_part = _part_pattern(target / _SUBFOLDER).fullmatch
+    if is_taken or not all(name in replaced or is_part(name) for name in names):
         raise WriterError(f"{target}: already exists and is not an empty folder; remove it or choose another name.")
 
 
+def check_new_folder(name: str, replaced: Collection[str] = ()) -> None:
+    """Raise a `WriterError` if a folder cannot be made, or filled if it is empty but for `replaced` files."""
+    check_empty_folder(Path(name), replaced)
+    check_folder(name, Path(name))
+
+
 @contextmanager
-def part_folder(target: Path) -> Iterator[PartFolder]:
-    """Yield a `PartFolder` for a folder that is new or empty. It is named on success, and else removed."""
-    check_empty_folder(target)
-    part = PartFolder(target)
+def part_folder(target: Path, replaced: Collection[str] = ()) -> Iterator[PartFolder]:
+    """Yield a `PartFolder` for a folder that is new, or empty but for `replaced` files.
+
+    It is named on success, when the replaced files are removed, and else removed.
+    """
+    check_empty_folder(target, replaced)
+    part = PartFolder(target, overwrite=bool(replaced))
     try:
         yield part
+        with writing_to(target):
+            for name in replaced:
+                (target / name).unlink(missing_ok=True)
         moved = part.complete()
         if moved is not None:
             part.target = moved

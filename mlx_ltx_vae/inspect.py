@@ -22,7 +22,7 @@ from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, Reade
 from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, expand_path, find_format
 from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_audio_alone, open_latents
 from .latents.formats import MappedLatents, find_reader, open_tensor_file
-from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, find_keyframes
+from .latents.keyframes import KEYFRAME_NAMES, KeyframesFile, describe_keyframes, find_keyframes
 from .latents.metadata import DEFAULT_VAE_NAME, is_audio_name
 from .model_table import Kind, models_for
 from .networks.base import AUDIO, NETWORKS, PICTURES, UPSAMPLERS, AudioConfig, Medium
@@ -108,8 +108,14 @@ def inspect(
 
 
 def summarize(report: Report) -> str:
-    """Summarize what a checkpoint, latents or a video are, and what fits them, in a line. Others have none ("")."""
+    """Summarize what a file is, and what fits it, in a line."""
     kind = report["kind"]
+    if kind == "audio checkpoint":
+        return f"an audio VAE, {report['generation']}"
+    if kind == "audio latents":
+        return f"audio latents of {report['audio']['seconds']:.2f} s"
+    if kind == "keyframes":
+        return describe_keyframes(report["frames"])
     if kind == "checkpoint":
         networks = [name for name in NETWORKS if report[name]]
         dtypes = sorted({dtype for name in networks for dtype in report[name]["dtypes"]})
@@ -119,7 +125,7 @@ def summarize(report: Report) -> str:
         stored = f"{' and '.join(dtypes)}{quantized}, {format_bytes(report['vae_bytes'])}"
         return f"a VAE, {report['generation']}: {' and '.join(networks)}{audio} in {stored}"
     if kind not in ("latents", "video"):
-        return ""
+        return f"an {kind}"
     size = report["video"] if kind == "latents" else report
     frames = "frames" if size["frames"] is None else format_count(size["frames"], "frame")
     rate = "" if report["fps"] is None else f", {report['fps']:.6g} fps"

@@ -1,6 +1,7 @@
 """What `VideoVAE`, `AudioVAE` and `LatentUpsampler` have in common: networks that are opened, and read when used."""
 
 import os
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -12,9 +13,11 @@ from .backend.machine import Machine
 from .backend.mlx_utils import DtypeName, GivenDtype, dtype_name, parse_dtype
 from .checkpoint import Checkpoint, VAESource, open_checkpoint
 from .checkpoint.loading import NetworkHandle, NetworkHeader
+from .checkpoint.locate import is_remote
 from .errors import CheckpointError
 from .latents.metadata import LatentSpace
-from .networks.base import NETWORKS, UPSAMPLERS, Config, Decoder, Medium, Network, Statistics
+from .model_table import find_model
+from .networks.base import NETWORKS, PICTURES, UPSAMPLERS, Config, Decoder, Medium, Network, Statistics
 from .networks.specs import NetworkSpec
 from .options import PlanOptions
 from .planning.plan import DecodePlan, EncodePlan
@@ -35,6 +38,7 @@ class OpenedVAE(Generic[ConfigT]):
     """
 
     _NAMES: tuple[str, ...] = ("decoder", "encoder")  # in the order of `repr`
+    _MEDIUM = PICTURES
     _requested: Collection[str] = ()  # networks that were requested, and may not be there
     #: Files that it was opened from, and what they state.
     source: VAESource = VAESource()
@@ -53,6 +57,40 @@ class OpenedVAE(Generic[ConfigT]):
         statistics: tuple[mx.array | None, mx.array | None] = next(iter(all_statistics), (None, None))
         self.mean, self.std = statistics
         self._keeps_dtype = keeps_dtype
+
+    @classmethod
+    @abstractmethod
+    def from_pretrained(cls, *arguments: Any, **options: Any) -> "Self":
+        """Open the networks of a source."""
+
+    @classmethod
+    @abstractmethod
+    def published(cls, *arguments: Any, **options: Any) -> "Self":
+        """Return a published VAE without its files."""
+
+    @classmethod
+    def is_remote(cls, source: str | None) -> bool:
+        """Return whether the hub is asked for a source: for a name that is not in the cache, and for a hub id."""
+        return is_remote(source, cls._MEDIUM)
+
+    @classmethod
+    def before_download(
+        cls, source: str, *, dtype: GivenDtype = None, encoder: bool = True, decoder: bool = True
+    ) -> "Self | None":
+        """Return what is known of a source that is not downloaded, as far as plans and checks of inputs need it.
+
+        A name of the table that is not in the cache is a published VAE with 0 and 1 as its statistics, and a hub id is
+        `None`. Other sources are opened, as by `from_pretrained`.
+        """
+        if not cls.is_remote(source):
+            return cls.from_pretrained(source, dtype=dtype, encoder=encoder, decoder=decoder)
+        model = find_model(source, cls._MEDIUM.kinds)
+        if model is None:
+            return None
+        vae = cls.published(model.name, dtype=dtype)
+        ones = mx.ones((vae.config.latent_channels,))
+        vae.mean, vae.std = 0 * ones, ones
+        return vae
 
     @property
     def decoder(self) -> Decoder | None:

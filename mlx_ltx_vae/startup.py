@@ -53,11 +53,12 @@ def prepare_process() -> None:
     _undo_functions.append(lambda: atexit.unregister(_drop_errors))
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
-        errors, write_through = sys.stdout.errors, getattr(sys.stdout, "write_through", False)
-        _undo_functions.append(lambda: reconfigure(errors=errors, write_through=write_through))
+        names = ("errors", "write_through", "line_buffering")
+        previous = {name: getattr(sys.stdout, name) for name in names if hasattr(sys.stdout, name)}
+        _undo_functions.append(lambda: reconfigure(**previous))
         # File names are printed even if the encoding lacks their letters. Output is written at the end, also with
-        # `python -u`, since errors are handled there.
-        reconfigure(errors="backslashreplace", write_through=False)
+        # `python -u`, since errors are handled there; in a terminal by lines, between two drawings of a progress bar.
+        reconfigure(errors="backslashreplace", write_through=False, line_buffering=sys.stdout.isatty())
 
 
 def _drop_errors() -> None:

@@ -42,7 +42,7 @@ class LatentUpsampler(OpenedVAE[Config]):
     ```
     """
 
-    _NAMES = (_NETWORK,)
+    _NAMES, _MEDIUM = (_NETWORK,), UPSAMPLERS
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike | Checkpoint, *, dtype: GivenDtype = None) -> "Self":

@@ -564,6 +564,7 @@ class VideoVAE(OpenedVAE[Config]):
         reader: ReaderName = "mlx",
         memory_budget: str | int | None = None,
         weights: bool = True,
+        overwrite: bool = False,
         **options: "Unpack[ExportKeywords]",
     ) -> Export:
         """Write decodes of this size as MLX functions, which programs in C++, Swift or Python run without this package.
@@ -573,7 +574,8 @@ class VideoVAE(OpenedVAE[Config]):
         with this object meanwhile.
 
         Args:
-            folder: must not exist, or be empty.
+            folder: must not exist, or be empty, or with `overwrite` have nothing but an exported decode, which is
+                replaced when the new one is complete.
             size: "768x512", or (width, height).
             encoder: whether to write encodes instead, which give the latents of `encode`.
             reader: what runs the functions: "mlx-swift", "mlx-c" or "mlx-rs", or "mlx" for the MLX that is installed
@@ -602,6 +604,7 @@ class VideoVAE(OpenedVAE[Config]):
             weights=weights,
             generation=self.config.generation,
             reader=target,
+            overwrite=overwrite,
         )
 
     def encode(

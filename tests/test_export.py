@@ -467,7 +467,29 @@ def test_the_command_exports(golden, tmp_path, capsys):
     assert report["functions"] == len(list((tmp_path / "exported").glob("*.mlxfn")))
     assert report["weight_bytes"] <= (tmp_path / "exported" / "weights.safetensors").stat().st_size
     assert run_command("export", line) == 1
+    assert "exported: already exists; add -y to replace it, or -n to skip it." in capsys.readouterr().err
+
+
+def test_the_command_replaces_or_skips_an_export_and_nothing_else(golden, tmp_path, hub_cache, capsys):
+    folder = tmp_path / "exported"
+    line = ["-m", str(golden("small_ltx2_3").checkpoint), "-o", str(folder), "--size"]
+    assert run_command("export", [*line, "64x96", "-q"]) == 0
+    (folder / "999.mlxfn").write_bytes(b"of a larger export")
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert run_command("export", ["-m", "ltx-2.3", "-o", str(folder), "--size", "64x64", "-n"]) == 0
+    assert capsys.readouterr().out == f"{folder}: skipped, found an export\n"
+    assert run_command("export", ["-m", "ltx-2.3", "-o", str(folder), "--size", "64x64", "-n", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"folder": str(folder), "skipped": True}
+    assert run_command("export", ["-m", "ltx-2.3", "-o", str(folder), "--size", "64x64"]) == 1
+    assert "exported: already exists; add -y to replace it" in capsys.readouterr().err, "before the download"
+    assert before == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert run_command("export", [*line, "64x64", "-y", "-q"]) == 0
+    assert json.loads((folder / "decode.json").read_text())["frames"] == [64, 64]
+    assert not (folder / "999.mlxfn").exists()
+    (folder / "notes.txt").write_text("mine")
+    assert run_command("export", [*line, "64x96", "-y"]) == 1
     assert "already exists and is not an empty folder" in capsys.readouterr().err
+    assert json.loads((folder / "decode.json").read_text())["frames"] == [64, 64]
 
 
 def test_an_export_is_no_vae_and_commands_say_what_it_is(small, changed, tmp_path, capsys):

@@ -40,10 +40,10 @@ def test_a_list_names_a_file_a_line_relative_to_its_folder(tmp_path):
     assert found == [
         Item("first.npy", "first"),
         Item(f"{folder}/a.npy", "a", folder=folder),
-        Item(f"{folder}/sub/b 1.npy", "sub/b 1", folder=folder),
+        Item(f"{folder}/sub/b 1.npy", "b 1", folder=folder),
         Item(str(absolute), "c", folder=folder),
         Item(f"{folder}/../d.npy", "d", folder=folder),
-        Item(f"{folder}/sub/a.npy", "sub/a", folder=folder),  # its folders are kept too
+        Item(f"{folder}/sub/a.npy", "a", folder=folder),
     ]
 
 
@@ -56,9 +56,7 @@ def test_a_table_names_paths_outputs_and_sizes_and_other_columns_are_ignored(tmp
     table = write(tmp_path / "clips.csv", "\ufeff" + text)
     first, second = read_inputs([table])
     folder = str(tmp_path)
-    assert first == Item(
-        f"{folder}/sub/a.mp4", "sub/a", "x/a.safetensors", folder, (768, 512), 121, Fraction(24000, 1001)
-    )
+    assert first == Item(f"{folder}/sub/a.mp4", "a", "x/a.safetensors", folder, (768, 512), 121, Fraction(24000, 1001))
     assert second == Item(f"{folder}/b.mp4", "b", folder=folder)
     assert read_inputs([f"@{table}"]) == [first, second]
     for given, found in zip([first, second], read_inputs([table], of_videos=False), strict=True):
@@ -67,7 +65,7 @@ def test_a_table_names_paths_outputs_and_sizes_and_other_columns_are_ignored(tmp
 
 @pytest.mark.parametrize("column", ["path", "media_path", "video", "video_path", "file", "file_name"])
 def test_the_path_has_the_column_names_of_data_sets(tmp_path, column):
-    assert [given.name for given in read_inputs([write(tmp_path / "clips.csv", f"{column}\nsub/a.mp4\n")])] == ["sub/a"]
+    assert [given.name for given in read_inputs([write(tmp_path / "clips.csv", f"{column}\nsub/a.mp4\n")])] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -122,10 +120,10 @@ def outputs(inputs, pattern):
 
 
 def test_outputs_are_named_after_inputs_unless_the_table_names_them():
-    given = [Item("x/a.npy", "a"), Item("set/sub/b.npy", "sub/b", folder="set")]
+    given = [Item("x/a.npy", "a"), Item("set/sub/b.npy", "b", folder="set")]
     named = Item("set/c.npy", "c", output="d/e.mkv", folder="set")
-    assert outputs(given, "out/{name}.mp4") == ["out/a.mp4", "out/sub/b.mp4"]
-    assert outputs([*given, named], "out/{name}/{name}.gif") == ["out/a/a.gif", "out/sub/b/sub/b.gif", "out/d/e.mkv"]
+    assert outputs(given, "out/{name}.mp4") == ["out/a.mp4", "out/b.mp4"]
+    assert outputs([*given, named], "out/{name}/{name}.gif") == ["out/a/a.gif", "out/b/b.gif", "out/d/e.mkv"]
     assert outputs([named], None) == ["set/d/e.mkv"]
     assert outputs([Item("a.npy", "a")], "clip.mp4") == ["clip.mp4"]
     assert "x/a.npy: has no output; name a folder for it with -o" in refusal(outputs, [*given, named], None)
@@ -153,7 +151,6 @@ def test_two_inputs_with_one_output_are_an_error_that_names_both():
         ("a.npy,link.mp4", "out/{name}.mp4"),
         ("a.npy,../precious.mp4", "{name}.mp4"),
         ("a.npy,../precious.mp4", None),
-        ("link/a.npy,", "out/{name}.mp4"),
     ],
 )
 def test_an_output_of_a_table_that_is_outside_the_folder_of_outputs_is_an_error(tmp_path, monkeypatch, row, pattern):

@@ -44,7 +44,7 @@ def test_many_files_become_the_videos_that_each_becomes_alone_with_one_load(clip
     assert len(loads) == 1
     captured = capsys.readouterr()
     assert captured.err == ""
-    *lines, summary, frames, peak, vae = captured.out.splitlines()
+    *lines, frames, peak, vae, summary = captured.out.splitlines()
     assert [re.sub(r"[\d.]+ s$", "S", line) for line in lines] == [
         "one.safetensors -> out/one.npy: 1 frame, S",
         "two.safetensors -> out/two.npy: 9 frames, S",
@@ -112,6 +112,20 @@ def test_a_folder_of_latents_is_an_input(clips, capsys):
     assert names("out") == ["take10.mp4", "take9.mp4"]
     assert run(preview, "takes", "-m", demo.LATENT_RGB, "-o", "small/", "-q") == 0
     assert names("small") == ["take10.mp4", "take9.mp4"]
+    capsys.readouterr()
+    assert run(info, "takes") == 0
+    assert capsys.readouterr().out == (
+        "takes/take9.safetensors: latents of 9 frames of 64x64, 24 fps; for a VAE with 64 channels\n"
+        "takes/take10.safetensors: latents of 1 frame of 64x64, 24 fps; for a VAE with 64 channels\n"
+    )
+    os.rename("broken.npy", "takes/broken.npy")
+    assert run(info, "takes") == 1
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert [line.partition(": ")[2][:14] for line in err.splitlines()] == ["takes/broken.n", "1 of 3 files c"]
+    os.rename("takes/broken.npy", "broken.npy")
+    assert run(info, "takes", "--all") == 0
+    assert capsys.readouterr().out.count("\nkind: latents\n") == 2
     assert run(info, "takes", "--json") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["name"] for line in lines] == ["takes/take9.safetensors", "takes/take10.safetensors"]
@@ -131,6 +145,35 @@ def test_a_terminal_is_asked_before_a_file_is_replaced(clips, answer, code):
     _, _, shown = run_on_terminal(100, *command, typed="n\n")
     assert "one.mp4: already exists; replace it? [y/N] " in shown
     assert shown.rstrip().endswith("one.mp4: already exists; choose another name, or add -y to replace it.")
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize(("answer", "code"), [("all", 0), ("n", 1), ("y", 0), ("", 1)])
+def test_a_terminal_is_asked_once_for_all_outputs_that_exist(clips, answer, code):
+    for name in ("one", "two"):
+        Path(f"{name}.mp4").write_text("kept")
+    sources = [f"{name}.safetensors" for name in ("one", "two", "three")]
+    command = ["mlx_ltx_vae.decode", *sources, *VAE, "-o", "./", "-q", "--frames", ":1"]
+    result, _, shown = run_on_terminal(100, *command, typed=f"{answer}\n\n\n")
+    assert result == code
+    assert shown.count("[y/N]") == 1
+    assert "2 of 3 outputs already exist, such as ./one.mp4; replace all of them? [y/N] " in shown
+    kept = [Path(f"{name}.mp4").read_bytes() == b"kept" for name in ("one", "two")]
+    assert kept == [code == 1] * 2
+    assert Path("three.mp4").exists() is (code == 0)
+
+
+def test_a_free_name_is_said_once_and_after_all_errors(clips, capsys):
+    for name in ("one", "two", "three"):
+        Path(f"{name}.mp4").write_text("kept")
+    for arguments in (["missing.npy"], ["one.safetensors", "--memory-budget", "1MB"], ["one.safetensors", "-m", "no"]):
+        assert failed(capsys, *VAE, *arguments)
+    sources = [f"{name}.safetensors" for name in ("one", "two", "three")]
+    assert run(decode, *sources, *VAE, "-q", "--frames", ":1") == 0
+    assert capsys.readouterr().err == (
+        "warning: one.mp4 and 2 more outputs already exist, so new ones get the next free number, such as one-1.mp4; "
+        "-y replaces them.\n"
+    )
 
 
 def test_inputs_may_come_before_and_after_the_options(clips):
@@ -219,19 +262,30 @@ def test_errors_that_do_not_name_their_file_are_shown_with_it_and_that_of_the_ch
     assert line.startswith("error: nothing: there is no such file")
 
 
-def test_lists_and_tables_decode_and_keep_their_folders(clips, capsys):
+def test_outputs_of_lists_lie_flat_in_the_folder_and_a_table_may_state_others(clips, capsys):
     for folder, name in (("x", "one"), ("y", "two")):
         (clips / "set" / folder).mkdir(parents=True)
-        os.rename(f"{name}.safetensors", f"set/{folder}/clip.safetensors")
-    Path("set/clips.txt").write_text("x/clip.safetensors\n\n# later\ny/clip.safetensors\n")
+        os.rename(f"{name}.safetensors", f"set/{folder}/{name}.safetensors")
+    Path("set/clips.txt").write_text("x/one.safetensors\n\n# later\ny/two.safetensors\n")
     Path("clips.csv").write_text('path,output,caption,width\nthree.safetensors,z/last.mkv,"a, b",640\n')
     assert run(decode, "@set/clips.txt", "clips.csv", *VAE, "-o", "out/", "-q") == 0
-    assert names("out") == ["x/clip.mp4", "y/clip.mp4", "z/last.mkv"]
+    assert names("out") == ["one.mp4", "two.mp4", "z/last.mkv"]
+    capsys.readouterr()
+    assert run(decode, "set/x/", "@set/clips.txt", *VAE, "-o", "out/", "-n") == 1  # one.safetensors twice
+    assert "set/x/one.safetensors and set/x/one.safetensors would both" in capsys.readouterr().err
+    assert run(decode, "set/x/", "set/y/two.safetensors", "clips.csv", *VAE, "-o", "out/", "-n", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == 3, "each input has the same name, however it is given"
     assert run(decode, "clips.csv", *VAE, "-q") == 0  # relative to the table
     assert names("z") == ["last.mkv"]
-    assert "would both be written to out/clip.mp4" in failed(
-        capsys, "set/x/clip.safetensors", "set/y/clip.safetensors", *VAE, "-o", "out/"
+    os.rename("set/y/two.safetensors", "set/y/one.safetensors")
+    line = failed(capsys, "set/x/one.safetensors", "set/y/one.safetensors", *VAE, "-o", "new/")
+    assert line == (
+        "error: set/x/one.safetensors and set/y/one.safetensors would both be written to new/one.mp4; rename one, or "
+        "give each an output in a table (clips.csv, with the columns path and output)."
     )
+    Path("both.csv").write_text("path,output\nset/x/one.safetensors,x.mp4\nset/y/one.safetensors,y.mp4\n")
+    assert run(decode, "both.csv", *VAE, "-o", "new/", "-q") == 0
+    assert names("new") == ["x.mp4", "y.mp4"]
     assert "no such list" in failed(capsys, "@nothing.txt", *VAE, "-o", "out/")
     Path("clips.csv").write_text("path\nthree.safetensors\n")
     assert "has no output" in failed(capsys, "clips.csv", *VAE)
@@ -293,7 +347,7 @@ def test_existing_outputs_are_skipped_and_nothing_is_loaded_for_them(clips, load
     for name in ("one", "pair-0"):
         Path(f"out/{name}.mp4").write_text("kept")
     assert run(decode, *arguments) == 0
-    first, *_, summary, _, _, _ = capsys.readouterr().out.splitlines()
+    first, *_, summary = capsys.readouterr().out.splitlines()
     assert first == "one.safetensors: skipped, found out/one.mp4"
     assert summary == "Inputs: 2 done, 1 skipped, 0 failed"
     assert Path("out/one.mp4").read_text() == "kept"
@@ -339,14 +393,20 @@ def test_outputs_are_not_replaced_where_that_is_unwanted(clips, loads, capsys):
     Path("two.mp4").write_text("a file of that name in a folder above is none")
     sources = ["one.safetensors", "two.safetensors", "pair.safetensors"]
     capsys.readouterr()
-    assert run(decode, *sources, *VAE, "-o", "out/", "-q") == 1
-    *lines, last = capsys.readouterr().err.splitlines()
-    assert [line.partition(": already exists; ")[0] for line in lines] == [
-        "error: one.safetensors: out/one.mp4",
-        "error: pair.safetensors: out/pair-0.mp4",
-    ]
-    assert last == "error: 2 of 3 inputs failed."
-    assert names("out") == ["one.mp4", "pair-0.mp4", "two.mp4"]
+    existing = (
+        "error: out/one.mp4: already exists, and 1 more of 4 outputs; add -y to replace them, or -n to skip them."
+    )
+    assert failed(capsys, *sources, "broken.npy", *VAE, "-o", "out/", "--json") == existing
+    assert loads == []
+    assert failed(capsys, *sources[:2], *VAE, "-o", "out/") == (
+        "error: out/one.mp4: already exists; add -y to replace it, or -n to skip it."
+    )
+    assert run(decode, *sources, *VAE, "-o", "out/", "-q", "-n") == 0
+    assert names("out") == ["one.mp4", "pair-0.mp4", "pair-1.mp4", "two.mp4"]
+    assert Path("out/pair-0.mp4").read_text() == "kept"
+    stills = [*sources[:2], *VAE, "-o", "stills/", "--stills"]
+    assert run(decode, *stills, "-q") == 0
+    assert failed(capsys, *stills).startswith("error: stills/one/00000.png: already exists, and 1 more of 2 outputs; ")
     assert run(decode, "two.safetensors", "three.safetensors", *VAE, "-o", "a/b/{name}.mp4", "-q") == 0
     for _ in range(2):  # stills replace nothing, whatever else is in the folder
         assert run(decode, "one.safetensors", *VAE, "-o", "out/%05d.png", "-q") == 0
@@ -367,7 +427,7 @@ def test_json_of_many_has_the_report_of_each_and_its_error(clips, capsys):
     assert two["plan"]["latent_shape"] == alone["plan"]["latent_shape"]
     assert set(broken) == {"source", "output", "error"}
     assert broken["error"].startswith("broken.npy: is neither")
-    assert (report["frames"], report["failed"], report["skipped"]) == (10, 1, 0)
+    assert (report["frames"], report["done"], report["failed"], report["skipped"]) == (10, 2, 1, 0)
     assert report["seconds"] >= one["seconds"] + two["seconds"]
     assert report["peak_memory_bytes"] == max(one["peak_memory_bytes"], two["peak_memory_bytes"])
     assert one["peak_memory_bytes"] < two["peak_memory_bytes"], "each of its own item"
@@ -376,7 +436,7 @@ def test_json_of_many_has_the_report_of_each_and_its_error(clips, capsys):
 def test_dry_run_plans_each_and_makes_no_folder(clips, loads, capsys):
     arguments = ["one.safetensors", "pair.safetensors", "broken.npy", *VAE, "-o", "a/b/", "--dry-run"]
     assert run(decode, *arguments) == 1
-    one, pair, summary, vae = capsys.readouterr().out.splitlines()
+    one, pair, vae, summary = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"one.safetensors -> a/b/one.mp4: 1 frame of 64x64, exact by time, peak [\d.]+ MB", one)
     assert pair.startswith("pair.safetensors -> a/b/pair-0.mp4, a/b/pair-1.mp4: 1 frame")
     assert summary == "Inputs: 2 planned, 0 skipped, 1 failed"
@@ -384,7 +444,7 @@ def test_dry_run_plans_each_and_makes_no_folder(clips, loads, capsys):
     assert run(decode, *arguments, "--json") == 1
     report = json.loads(capsys.readouterr().out)
     assert report["items"][0]["plan"]["mode"] == "exact"
-    assert set(report) == {"items", "skipped", "failed", "vae"}
+    assert set(report) == {"items", "planned", "skipped", "failed", "vae"}
     assert report["vae"] == {"file": str(demo.VAE), "generation": "custom", "decoder": "convolutional"}
     assert run(decode, "one.safetensors", "two.safetensors", *VAE, "--dry-run") == 0
     assert capsys.readouterr().out.startswith("one.safetensors: 1 frame of 64x64")

@@ -31,7 +31,7 @@ def test_many_videos_become_latents_and_a_broken_one_does_not_stop_them(videos, 
     arguments = ["set/a.mkv", "set/broken.mp4", "set/sub/b.mkv", "--demo", "-o", "latents/"]
     assert run(encode, *arguments) == 1
     captured = capsys.readouterr()
-    first, second, summary, *_ = captured.out.splitlines()
+    first, second, *_, summary = captured.out.splitlines()
     assert first.startswith("set/a.mkv -> latents/a.safetensors: 9 frames, ")
     assert second.startswith("set/sub/b.mkv -> latents/b.safetensors: 17 frames, ")
     assert summary == "Inputs: 2 done, 0 skipped, 1 failed"
@@ -52,7 +52,7 @@ def test_many_videos_become_latents_and_a_broken_one_does_not_stop_them(videos, 
     ]
 
 
-def test_a_table_of_a_data_set_encodes_with_its_sizes_and_keeps_its_folders(videos, capsys):
+def test_a_table_of_a_data_set_encodes_with_its_sizes_into_one_folder(videos, capsys):
     rows = [
         "media_path,caption,width,height,frames,fps,output",
         'sub/b.mkv,"b, b",64,32,9,15,',
@@ -62,19 +62,19 @@ def test_a_table_of_a_data_set_encodes_with_its_sizes_and_keeps_its_folders(vide
     (videos / "latents").mkdir()
     assert run(encode, "set/clips.csv", "--demo", "-o", "latents", "--json") == 0
     second, first = json.loads(capsys.readouterr().out)["items"]
-    assert names("latents") == ["sub/b.safetensors", "x/first.safetensors"]
-    assert (second["source"], second["output"]) == ("set/sub/b.mkv", "latents/sub/b.safetensors")
+    assert names("latents") == ["b.safetensors", "x/first.safetensors"]
+    assert (second["source"], second["output"]) == ("set/sub/b.mkv", "latents/b.safetensors")
     assert (second["width"], second["height"], second["frames"], second["fps"]) == (64, 32, 9, 15)
     assert (second["source_fps"], second["latent_shape"]) == (30, [1, 64, 2, 1, 2])
     assert (first["width"], first["frames"], first["fps"]) == (64, 9, 24)
     assert run(encode, "set/clips.csv", "--demo", "-o", "other/", "--size", "32x32", "--frames", ":1", "-q") == 0
-    assert shape("other/sub/b.safetensors") == (1, 64, 1, 1, 1), "the command's options come first"
+    assert shape("other/b.safetensors") == (1, 64, 1, 1, 1), "the command's options come first"
 
 
 def test_dry_run_of_many_videos_plans_each_and_writes_nothing(videos, capsys):
     before = names(".")
     assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "out/", "--dry-run") == 0
-    first, second, summary, _ = capsys.readouterr().out.splitlines()
+    first, second, _, summary = capsys.readouterr().out.splitlines()
     assert first.startswith("set/a.mkv -> out/a.safetensors: 9 frames of 64x64, exact by time, peak ")
     assert second.startswith("set/sub/b.mkv -> out/b.safetensors: 17 frames of 96x64")
     assert summary == "Inputs: 2 planned, 0 skipped, 0 failed"
@@ -87,8 +87,10 @@ def test_latents_are_not_replaced_where_that_is_unwanted(videos, loads, capsys):
     line = failed(capsys, "set/a.mkv", "--demo", "-o", "a.safetensors", main=encode)
     assert line.startswith("error: a.safetensors: already exists; ")
     assert loads == []
-    assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "./", "-q") == 1
-    assert capsys.readouterr().err.startswith("error: set/a.mkv: ./a.safetensors: already exists")
+    line = failed(capsys, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "./", main=encode)
+    assert line == "error: ./a.safetensors: already exists; add -y to replace it, or -n to skip it."
+    assert loads == []
+    assert run(encode, "set/a.mkv", "set/sub/b.mkv", "--demo", "-o", "./", "-q", "-n") == 0
     assert Path("a.safetensors").read_text() == "kept"
     assert shape("b.safetensors") == (1, 64, 3, 2, 3)
 

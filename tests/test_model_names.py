@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE, VideoWriter, decode, encode, preview, save_latents
+from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE, VideoWriter, convert, decode, encode, preview, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.locate import is_on_hub, parse_reference
 from mlx_ltx_vae.errors import CheckpointError, telling_notes
@@ -77,11 +77,13 @@ def test_a_name_on_the_disk_wins(golden, hub_cache, tmp_path):
 
 
 def test_a_gated_model_says_how_to_get_it(hub_cache):
-    with pytest.raises(CheckpointError, match=r"^ltx-2\.5: the hub .* not in the cache; check the network, or give"):
+    file = r"Kijai/LTX2\.3_comfy:vae/LTX23_video_vae_bf16\.safetensors"
+    problem = rf"^ltx-2\.5: the hub cannot be read \(.*\), and {file} is not in the cache; check the network, or give"
+    with pytest.raises(CheckpointError, match=problem):
         open_checkpoint("ltx-2.5")  # the file of ltx-2.3, which is not gated
     with pytest.raises(CheckpointError) as error:
         open_checkpoint("ltx-2.5-diffusion")
-    assert str(error.value).startswith("ltx-2.5-diffusion: the hub repository cannot be read")
+    assert str(error.value).startswith("ltx-2.5-diffusion: the hub cannot be read")
     assert "accept its license at https://huggingface.co/Lightricks/LTX-2.5, then log in with `hf auth login`" in str(
         error.value
     )
@@ -107,9 +109,12 @@ def inputs(hub_cache, tmp_path):
     save_latents("clip.safetensors", latents)
     np.save("five.npy", np.array(latents[:, :5]))
     np.save("nan.npy", np.where(np.arange(2) == 0, np.nan, np.array(latents)))
-    for name in ("out.mp4", "o/clip.mp4", "x.safetensors"):
+    for name in ("out.mp4", "o/clip.mp4", "x.safetensors", "clip.latent"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
+    for name, channels, value in (("odd", 7, 0.0), ("voice", 8, np.inf), ("song", 8, 0.0)):
+        audio_latents = mx.full((1, channels, 9, 16), value)
+        mx.save_safetensors(f"{name}.safetensors", {"latents": latents, "audio_latents": audio_latents})
     with VideoWriter("film.mp4", size=(64, 64), fps=24) as writer:
         writer.write(np.zeros((9, 64, 64, 3), np.uint8))
 
@@ -127,6 +132,11 @@ def inputs(hub_cache, tmp_path):
         (decode.main, "nan.npy", "values are not finite"),
         (decode.main, "--join clip.safetensors no.npy -o a.mp4 --carry 1", "no.npy: there is no such file"),
         (decode.main, "no.npy five.npy -o o/", "2 of 2 inputs failed"),
+        (decode.main, "odd.safetensors -o a.mp4 --audio-model ltx-2.3", "'audio_latents' have the shape"),
+        (decode.main, "clip.safetensors -o a.mp4 --audio-model ltx-2.3", "has no audio latents"),
+        (decode.main, "voice.safetensors -o a.mp4 --audio-model ltx-2.3", "values are not finite"),
+        (decode.main, "voice.safetensors -o a.wav --audio-model ltx-2.3", "values are not finite"),
+        (decode.main, "clip.safetensors -o a.wav --audio-model ltx-2.3", "has no audio latents"),
         (preview.main, "no.npy", "no.npy: there is no such file"),
     ],
 )
@@ -134,6 +144,71 @@ def test_nothing_is_downloaded_for_a_decode_that_cannot_succeed(inputs, capsys, 
     assert main([*arguments.split(), "-m", model]) == 1
     printed = capsys.readouterr().err
     assert error in printed and "hub" not in printed
+
+
+@pytest.mark.parametrize("model", ["owner/name:vae.safetensors"])
+@pytest.mark.parametrize(
+    ("main", "arguments", "error"),
+    [
+        (decode.main, "no.npy", "no.npy: there is no such file"),
+        (decode.main, "clip.safetensors -o out.mp4", "out.mp4: already exists"),
+        (decode.main, "clip.safetensors nan.npy -o o/", "o/clip.mp4: already exists; add -y to replace it, or -n"),
+        (decode.main, "clip.safetensors -o no/a.mp4", "no/a.mp4: cannot be written"),
+        (decode.main, "nan.npy", "values are not finite"),
+        (decode.main, "x.safetensors", "x.safetensors: "),
+        (decode.main, "--join clip.safetensors no.npy -o a.mp4 --carry 1", "no.npy: there is no such file"),
+        (decode.main, "no.npy nan.npy -o o/", "2 of 2 inputs failed"),
+        (preview.main, "nan.npy -o a.png", "values are not finite"),
+        (preview.main, "clip.safetensors -o out.mp4", "out.mp4: already exists"),
+        (encode.main, "no.mp4", "no.mp4: there is no such file"),
+        (encode.main, "out.mp4", "out.mp4: "),
+        (encode.main, "film.mp4 -o x.safetensors", "x.safetensors: already exists"),
+        (convert.main, "no.npy -o a.latent --unnormalized", "no.npy: there is no such file"),
+        (convert.main, "clip.safetensors -o clip.latent", "clip.latent: already exists"),
+    ],
+)
+def test_nothing_is_downloaded_from_a_hub_id_for_a_run_that_cannot_succeed(
+    inputs, capsys, model, main, arguments, error
+):
+    try:
+        code = main([*arguments.split(), "-m", model])
+    except SystemExit as end:
+        code = end.code
+    assert code in (1, 2)
+    printed = capsys.readouterr().err
+    assert error in printed and "hub" not in printed
+
+
+def test_a_folder_is_checked_before_a_conversion_downloads(inputs, capsys):
+    assert convert.main(["owner/name", "-o", "o"]) == 1
+    assert "o: already exists and is not an empty folder" in capsys.readouterr().err
+    assert convert.main(["owner/name", "-o", "no/such"]) == 1
+    assert "no/such: cannot be written (the folder " in capsys.readouterr().err
+
+
+def test_an_audio_model_is_downloaded_when_all_else_is_checked(inputs, golden, capsys):
+    """Of a video VAE that is there, and of one that is not."""
+    vae = str(golden("ltx2_3").checkpoint)
+    channels = open_checkpoint(vae).config.latent_channels
+    np.save("small.npy", np.zeros((1, channels, 2, 2, 2), np.float32))
+    for audio_model in ("ltx-2.3", "owner/audio"):
+        for arguments in ("small.npy -o out.mp4", "small.npy -o a.mp4 --memory-budget 1MB", "no.npy"):
+            assert decode.main([*arguments.split(), "-m", vae, "--audio-model", audio_model]) == 1
+            assert "hub" not in capsys.readouterr().err
+        assert encode.main(["film.mp4", "-o", "x.safetensors", "-m", vae, "--audio-model", audio_model]) == 1
+        assert "x.safetensors: already exists" in capsys.readouterr().err
+        assert encode.main(["film.mp4", "-o", "y.safetensors", "-m", vae, "--audio-model", audio_model]) == 1
+        assert f"{audio_model}: " in capsys.readouterr().err
+    for source, problem in (
+        ("voice", "not finite"),
+        ("clip", "has no audio latents"),
+        ("song", "owner/audio: there is"),
+    ):
+        command = [f"{source}.safetensors", "-o", "a.wav", "--audio-model", "owner/audio"]
+        assert decode.main(command) == 1
+        assert problem in capsys.readouterr().err
+    assert decode.main(["clip.safetensors", "-o", "o/", "-n", "-m", "owner/name"]) == 0
+    assert "skipped, found o/clip.mp4" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -154,10 +229,10 @@ def test_nothing_is_downloaded_for_an_encode_that_cannot_succeed(inputs, capsys,
 
 
 def test_a_model_is_downloaded_when_all_else_is_checked(inputs, tmp_path, capsys):
-    audio = "clip.safetensors -o a.mp4 --audio-model ltx-2.3"
+    audio = "song.safetensors -o a.mp4 --audio-model ltx-2.3"
     for main, arguments in ((decode.main, "clip.safetensors"), (decode.main, audio), (encode.main, "film.mp4 -y")):
         assert main([*arguments.split(), "-m", "ltx-2"]) == 1
-        assert "ltx-2: the hub repository cannot be read" in capsys.readouterr().err
+        assert "ltx-2: the hub cannot be read" in capsys.readouterr().err
     assert decode.main(["clip.safetensors", "-o", "o/", "-n", "-m", "ltx-2"]) == 0
     assert "skipped, found o/clip.mp4" in capsys.readouterr().out
     assert not (tmp_path / "a.mp4").exists()

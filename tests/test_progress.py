@@ -56,6 +56,19 @@ def test_a_terminal_shows_the_file_the_phase_and_what_is_left(golden, tmp_path, 
     assert re.fullmatch(last, phases[-1])
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_results_in_a_terminal_are_lines_of_their_own(golden, tmp_path, monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    for name in ("a", "b"):
+        save_latents(tmp_path / f"{name}.safetensors", mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(1)))
+    arguments = [tmp_path, "-m", golden("small_ltx2_3").checkpoint, "-o", f"{tmp_path}/"]
+    code, _, shown = run_on_terminal(200, "mlx_ltx_vae.decode", *arguments, shows_output=True)
+    assert code == 0
+    for result in ("a.safetensors -> ", "b.safetensors -> ", "Inputs: 2 done"):
+        (line,) = (line for line in shown.split("\n") if result in line)
+        assert re.match(rf"[^ ]*{re.escape(result)}", line.rstrip("\r").rpartition("\r")[2]), line
+
+
 @pytest.fixture
 def clip(golden, tmp_path):
     save_latents(tmp_path / "clip.safetensors", mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(1)))

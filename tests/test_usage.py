@@ -131,7 +131,11 @@ WRONG = [
     (decode, f"{DECODE} --bit-depth 9", "--bit-depth: invalid choice: "),
     (decode, "clip.npy -m vae -o out.avi", "out.avi: its ending is not supported; use .mp4"),
     (decode, "clip.npy -m vae --audio-model a -o out.mp3", "- for raw frames, or .wav for the audio alone"),
-    (decode, "clip.npy -m vae -o out", "out: is no folder and has no ending; write out/ for PNG stills, or out.mp4"),
+    (
+        decode,
+        "clip.npy -m vae -o out",
+        "out: is no folder and has no ending; write out/ for files named after the inputs",
+    ),
     (decode, "clip.npy -m vae -o a_%d_%d.png", "such as %05d.png"),
     (decode, "clip.npy -m vae -o a.mp4 --metadata comment", "is not KEY=VALUE"),
     (decode, f"{DECODE} --shortest", "--shortest ends the audio with the video; add --audio, or"),

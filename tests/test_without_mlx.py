@@ -63,6 +63,17 @@ def test_a_command_says_what_to_install(without_backend, command):
     assert line.startswith(f"error: {REMEDY}")
 
 
+def test_a_program_that_needs_mlx_says_what_to_install(without_backend, tmp_path):
+    (tmp_path / "app.py").write_text("import mlx.core")
+    done = without_backend("-m", "mlx_ltx_vae", "run", "--", str(tmp_path / "app.py"))
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"error: {REMEDY}")
+    (tmp_path / "app.py").write_text("import no_such_module")
+    done = without_backend("-m", "mlx_ltx_vae", "run", "--", str(tmp_path / "app.py"))
+    assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'no_such_module'"
+
+
 def test_wrong_usage_needs_no_backend(without_backend):
     done = without_backend("-m", "mlx_ltx_vae.decode", "--oder", "rows")
     assert done.returncode == 2 and "did you mean --order" in done.stderr

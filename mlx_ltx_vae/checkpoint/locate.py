@@ -105,7 +105,7 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
                 hint, remedy = suggest(str(source), names.split(", ")), f"check the path, or give one of {names}"
             raise CheckpointError(f"{excerpt(source if is_address else path, 200)}: {reason}{hint}; {remedy}.")
         repo, inner = reference
-        archives = _open(*_fetch_files(_list_files(repo), inner, medium))
+        archives = _open(*_fetch_files(_list_files(name), inner, medium))
         is_file = inner is not None and any(archive.path.match(inner) for archive in archives)
     files = [archive.path for archive in archives]
     config_files = [file.with_name(config) for file in files for config in file_config_names(file.name)]
@@ -252,6 +252,14 @@ def is_on_hub(source: str) -> bool:
     return not is_path and (find_model(source) or parse_reference(source)) is not None
 
 
+def is_remote(source: str | None, medium: Medium = PICTURES) -> bool:
+    """Return whether the hub is asked for a source: for a short name that is not in the cache, and for a hub id."""
+    if source is None or os.path.exists(source) or _split(Path(source)) is not None:
+        return False
+    model = find_model(source, medium.kinds)
+    return parse_reference(source) is not None if model is None else not is_cached(model)
+
+
 def is_cached(model: PublishedModel) -> bool:
     """Return whether the files of a model are in the cache of the hub."""
     return _find_cached(model, MEDIA[model.kind]) is not None
@@ -264,8 +272,8 @@ def _fetch_model(model: PublishedModel, name: str, medium: Medium) -> tuple[str,
     """
     if cached := _find_cached(model, medium):
         return cached
-    repo, inner = _split_source(model.source)
-    return model.source, *_fetch_files(_list_files(repo, model, name), inner, medium)
+    _, inner = _split_source(model.source)
+    return model.source, *_fetch_files(_list_files(model.source, model, name), inner, medium)
 
 
 def _find_cached(model: PublishedModel, medium: Medium) -> tuple[str, Path, tuple[WeightFiles, ...]] | None:
@@ -316,23 +324,26 @@ def _fetch_files(listing: _Listing, inner: str | None, medium: Medium) -> tuple[
     return folder, sets
 
 
-def _list_files(repo: str, model: PublishedModel | None = None, name: str = "") -> _Listing:
-    """List the files of a repository, or those in the cache if the hub is unreachable.
+def _list_files(source: str, model: PublishedModel | None = None, name: str = "") -> _Listing:
+    """List the files of the repository of a source, or those in the cache if the hub is unreachable.
 
     `model` is the one of the table that is wanted, if any, and `name` is its name in errors.
     """
     import huggingface_hub as hub
 
+    repo, _ = _split_source(source)
     try:
         info = hub.HfApi().model_info(repo, timeout=_LISTING_TIMEOUT, files_metadata=True)
     except Exception as error:  # no network, repository or access: the classes differ between releases
         try:
             return _list_cached(repo, _reason(error))
         except Exception:
-            problem = f"the hub repository cannot be read ({_reason(error)}) and is not in the cache"
+            problem = f"the hub cannot be read ({_reason(error)})"
             if model is None:
+                problem = f"there is no such path, {problem}, and it is not in the cache"
                 remedy = "check the name, log in with `hf auth login` if it is gated, or give a local file"
-                raise CheckpointError(f"{repo}: there is no such path, and {problem}; {remedy}.") from error
+                raise CheckpointError(f"{source}: {problem}; {remedy}.") from error
+            problem += f", and {source} is not in the cache"
             gate = f" (it is gated: {_login(repo)})" if model.is_gated else ""
             raise CheckpointError(f"{name}: {problem}; check the network{gate}, or give a file.") from error
     sizes = {sibling.rfilename: getattr(sibling, "size", None) for sibling in info.siblings or ()}

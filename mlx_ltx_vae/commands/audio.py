@@ -1,26 +1,33 @@
 """Audio of a latent file or a film without its pictures, to a .wav file for each video."""
 
-import time
-from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import mlx.core as mx
 
 from ..audio_vae import AudioVAE
-from ..errors import LatentsError
-from ..latents import open_audio_latents, open_latents
 from ..options import PlanOptions
-from ..pipeline.clip_audio import AudioSettings, ClipAudio, clip_audio, film_audio, no_audio_error
-from ..pipeline.inputs import agree_on_film
-from ..pipeline.output import name_outputs
+from ..pipeline.clip_audio import AudioSettings
+from ..pipeline.prepare_audio import AudioInput, prepare_audio
 from ..pipeline.progress import FrameBar
 from ..planning.plan import DecodePlan
-from ..shapes import DEFAULT_SCALE
-from ..units import DEFAULT_FPS, format_seconds
-from ..video.audio import write_wav
+from ..units import format_seconds
 from .items import Item, Result
 from .jobs import Job, Task
+
+
+class AudioInputTask(Task):
+    """Checks of audio latents and their outputs that need no VAE, before one is downloaded. It never runs."""
+
+    def __init__(self, job: Job, item: Item, settings: AudioSettings) -> None:
+        super().__init__(job, item)
+        self._input = AudioInput(settings, item.windows or [item.source], item.output)
+        self.result = Result([*filter(None, [settings.latents]), *item.windows], self._input.outputs, cost=1)
+
+    def check_values(self) -> None:
+        self._input.check_values()
+
+    def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
+        raise AssertionError("the VAE is opened before it runs")
 
 
 class AudioTask(Task):
@@ -31,48 +38,31 @@ class AudioTask(Task):
     def __init__(self, job: Job, item: Item, settings: AudioSettings) -> None:
         super().__init__(job, item)
         assert isinstance(job.vae, AudioVAE)
-        self._audio = self._film_audio(settings) if job.is_film else self._clip_audio(settings, job.vae)
-        self.plan = self._audio.plan(PlanOptions(memory_budget=job.arguments.memory_budget))
-        outputs = name_outputs(item.output, self._audio.batch) if item.output else []
-        self.result = Result([*self._audio.files, *item.windows], outputs)
-
-    def _clip_audio(self, settings: AudioSettings, vae: AudioVAE) -> ClipAudio:
-        path = settings.latents or self._item.source
-        file = open_audio_latents(path, is_alone=True, tensor=settings.tensor)
-        if file is None:
-            raise no_audio_error(path, settings.latents)
-        return clip_audio(settings, vae, file)
-
-    def _film_audio(self, settings: AudioSettings) -> ClipAudio:
-        arguments, openers = self._job.arguments, [partial(open_latents, path) for path in self._item.windows]
-        files = (open_file() for open_file in openers)
-        windows = [(file.info, DEFAULT_SCALE.video_grid(file.shape.grid)[0]) for file in files]
-        fps, carry = agree_on_film([info for info, _ in windows], arguments.fps, arguments.carry, DEFAULT_SCALE)
-        for info, count in windows:
-            if carry >= count:
-                raise LatentsError(f"{info.source}: has {count} frames, and windows share {carry}; correct --carry.")
-        ends = list(accumulate((count for _, count in windows), lambda end, count: end + count - carry))
-        audio = film_audio(settings, openers, ends, None, fps or DEFAULT_FPS)
-        assert audio is not None, "missing audio is an error"
-        return audio
+        arguments, options = job.arguments, PlanOptions(memory_budget=job.arguments.memory_budget)
+        self._decode = prepare_audio(
+            job.vae,
+            settings,
+            item.source,
+            item.windows,
+            item.output,
+            options,
+            fps=arguments.fps,
+            carry=arguments.carry,
+        )
+        self.plan = self._decode.plan
+        self.result = Result([*self._decode.inputs, *item.windows], self._decode.outputs)
 
     def networks(self) -> dict[str, dict[str, str]]:
         return {"audio_vae": self._job.used}
 
     def check_values(self) -> None:
-        self._audio.check_values()
+        self._decode.check_values()
 
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         bar.enter("decoding")
-        start, samples = time.perf_counter(), 0
-        missing_outputs = self.missing_outputs
-        for index, output in enumerate(self.result.outputs):
-            if output not in missing_outputs:
-                continue
-            samples, new_path = write_wav(output, self._audio.stream(index, self.plan), overwrite=self.overwrite)
-            self._rename({} if new_path is None else {output: str(new_path)})
-        seconds, rate = time.perf_counter() - start, self._audio.sample_rate
-        length = f"{format_seconds(samples / rate)} of audio at {rate} Hz"
-        values: dict[str, Any] = {"samples": samples, "sample_rate": rate, "seconds": seconds}
-        values |= {"peak_memory_bytes": mx.get_peak_memory(), "plan": self.plan.as_dict()}
-        return self._report(f"{length}, in {format_seconds(seconds)}", values)
+        report = self._decode.run(self.missing_outputs, overwrite=self.overwrite)
+        self._rename(dict(zip(self.result.outputs, report.outputs, strict=True)))
+        length = f"{format_seconds(report.samples / report.sample_rate)} of audio at {report.sample_rate} Hz"
+        values: dict[str, Any] = {"samples": report.samples, "sample_rate": report.sample_rate}
+        values |= {"seconds": report.seconds, "peak_memory_bytes": mx.get_peak_memory(), "plan": self.plan.as_dict()}
+        return self._report(f"{length}, in {format_seconds(report.seconds)}", values)

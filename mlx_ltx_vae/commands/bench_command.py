@@ -22,11 +22,12 @@ import mlx.core as mx
 import numpy as np
 
 from ..backend.device import backend
-from ..backend.mlx_utils import DtypeName, dtype_name
+from ..backend.machine import DtypeName
+from ..backend.mlx_utils import dtype_name
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..errors import CheckpointError, LTXVAEError
-from ..networks.base import NETWORKS
 from ..networks.convolution.conv3d import prepare
+from ..networks.specs import NETWORKS
 from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import Bar
 from ..planning.memory import cut

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
-from .. import __version__
+from .. import __version__, tiling
 from ..backend.machine import OTHER_DTYPE_NAMES
 from ..codec_table import ENCODER_PRESETS
 from ..errors import DistributedError, LTXVAEError, excerpt, quote, speaking_of_options, suggest
@@ -23,7 +23,6 @@ from ..files import expand_path
 from ..process import die_by_termination
 from ..shapes import parse_grid, parse_size
 from ..startup import import_command, is_command
-from ..tiling import SpatialTilingConfig, TemporalTilingConfig, parse_tile
 from ..units import format_count, parse_bytes, parse_fps
 
 Value = TypeVar("Value")
@@ -384,7 +383,7 @@ def argument_type(parse: Callable[[str], Value] | str) -> Callable[[str], Value]
 frame_size = argument_type(parse_size)
 frame_rate = argument_type(parse_fps)
 grid = argument_type(parse_grid)
-tile = argument_type(lambda text: SpatialTilingConfig(*parse_tile(text)))
-tile_frames = argument_type(lambda text: TemporalTilingConfig(*parse_tile(text)))
+tile = argument_type(lambda text: tiling.SpatialTilingConfig(*tiling.parse_tile(text)))
+tile_frames = argument_type(lambda text: tiling.TemporalTilingConfig(*tiling.parse_tile(text)))
 # Only checked, since a percentage depends on the machine.
 memory_budget = argument_type(lambda text: (parse_bytes(text, available=1), text)[1])

@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -19,13 +20,15 @@ from ..backend.mlx_utils import DTYPES, dtype_name
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..conversion import Progress, Verification, check_folder_name, convert_checkpoint, verify_conversion
 from ..errors import CheckpointError, printable, warn
-from ..files import check_distinct
+from ..files import check_distinct, check_file, check_new_folder, is_pipe
 from ..latents import LatentsWriter, is_for_comfyui, open_latents
 from ..networks.base import AUDIO
+from ..pipeline.inputs import open_without_vae
 from ..pipeline.progress import Bar
 from ..units import format_bytes
+from ..vae import VideoVAE
 from .cli import CommandParser
-from .terminal import ask, is_in_terminal, print_report, run_command
+from .terminal import ask_to_replace, print_report, run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -52,6 +55,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 
 def _convert(arguments: argparse.Namespace) -> None:
     start = time.perf_counter()
+    check_new_folder(arguments.output)
     checkpoint, dtype = _open(arguments.source, arguments.only), DTYPES.get(arguments.dtype)
     conversion = convert_checkpoint(checkpoint, arguments.output, dtype=dtype, progress=_progress(arguments))
     seconds, written = time.perf_counter() - start, conversion.written
@@ -66,6 +70,11 @@ def _convert(arguments: argparse.Namespace) -> None:
 def _convert_latents(arguments: argparse.Namespace) -> None:
     """Write the latents of a file, some frames at a time, as ComfyUI's node LoadLatent reads them."""
     output, start = arguments.output, time.perf_counter()
+    if VideoVAE.is_remote(arguments.model) and arguments.source != "-" and not is_pipe(arguments.source):
+        open_without_vae(arguments.source, tensor=arguments.tensor, grid=arguments.grid)
+    check_distinct([output], [arguments.source])
+    overwrite = arguments.overwrite or (os.path.isfile(output) and ask_to_replace([output]))
+    check_file(Path(output), overwrite=overwrite)
     checkpoint = None if arguments.model is None else open_checkpoint(arguments.model)
     channels, scale, statistics = None, None, None
     if checkpoint is not None:
@@ -79,10 +88,6 @@ def _convert_latents(arguments: argparse.Namespace) -> None:
     if parts:
         warn(f"{file.info.source}: ComfyUI reads no {' and no '.join(parts)} from {output}; they are left out.")
     dtype = DTYPES.get(arguments.dtype, latents.dtype)
-    check_distinct([output], [arguments.source])
-    overwrite = arguments.overwrite or (
-        os.path.isfile(output) and is_in_terminal() and ask(f"{output}: already exists; replace it?")
-    )
     with LatentsWriter(output, overwrite=overwrite) as writer:
         for frame in range(file.shape.frames):
             writer.write(latents[:, :, frame : frame + 1].astype(dtype))

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,9 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
-from .. import demo
+from .. import demo, tiling
 from ..audio_vae import AudioVAE, find_audio_decoder
 from ..codec_table import CODECS
 from ..errors import CheckpointError, ItemsError, PlanError
@@ -19,21 +18,19 @@ from ..files import is_pipe
 from ..frame_format import FrameOutput, frame_format
 from ..latents.keyframes import describe_keyframes
 from ..model_table import Kind, list_names
-from ..networks.base import Statistics
 from ..options import DecodeOptions, OutputOptions, PlanOptions
 from ..pipeline.clip_audio import AudioSettings
 from ..pipeline.hdr_frames import HDROptions
 from ..pipeline.inputs import ClipInput, FilmInput, LatentReader
 from ..pipeline.output import DecodeReport
-from ..pipeline.prepare import DecodeSettings, PreparedDecode
+from ..pipeline.prepare import DecodeChecks, DecodeSettings, PreparedDecode
 from ..pipeline.progress import FrameBar
 from ..planning.plan import DecodePlan
 from ..shapes import format_size
-from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..vae import PreviewVAE, VideoVAE
 from ..video import find_outputs, is_audio, output_files
-from .audio import AudioTask
+from .audio import AudioInputTask, AudioTask
 from .cli import CommandParser
 from .items import Item, Result, all_exist, are_many, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
@@ -230,16 +227,16 @@ def _choose_hdr_frames(
 
 def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
     """Return the options of plans. The tiles of a preset are chosen later, for each video."""
-    tiling, mode = None, arguments.mode
+    tiles, mode = None, arguments.mode
     if arguments.tile or arguments.tile_frames:
-        tiling = TilingConfig(arguments.tile, arguments.tile_frames)
-    if tiling and arguments.preset:
+        tiles = tiling.TilingConfig(arguments.tile, arguments.tile_frames)
+    if tiles and arguments.preset:
         raise PlanError("--preset cannot be combined with --tile or --tile-frames")
-    has_tiles = tiling or arguments.preset
+    has_tiles = tiles or arguments.preset
     if has_tiles and mode not in ("auto", "tiled"):
         raise PlanError(f"tiles go with --mode tiled, not {mode}")
-    checked = read_options(PlanOptions, arguments, mode="tiled" if has_tiles else mode, tiling=tiling)
-    return replace(checked, mode="tiled" if tiling else mode)
+    checked = read_options(PlanOptions, arguments, mode="tiled" if has_tiles else mode, tiling=tiles)
+    return replace(checked, mode="tiled" if tiles else mode)
 
 
 _UNNAMED = "out.mp4"  # stands for the output of a dry run without one
@@ -264,6 +261,8 @@ class DecodeJob(Job):
 
     def open(self) -> VideoVAE | AudioVAE:
         if self._audio_alone is not None:
+            self._audio_alone = self.settings.audio
+            assert self._audio_alone is not None
             if not isinstance(audio_vae := self._audio_alone.vae, AudioVAE):
                 names = f"give --audio-model {list_names([Kind.AUDIO])}, or a file"
                 raise CheckpointError(f"{self.arguments.model}: audio latents need an audio VAE; {names}.")
@@ -272,13 +271,23 @@ class DecodeJob(Job):
         self.reader, self._decided = self._make_reader(vae), self.settings
         return vae
 
-    def without_files(self) -> VideoVAE | None:
-        vae = None if self._audio_alone else super().without_files()
+    def open_without_download(self) -> VideoVAE | AudioVAE | None:
+        audio, self._decided = self.settings.audio, replace(self.settings, plans={})
+        if audio is not None and self.audio_model is not None:
+            audio_vae = AudioVAE.before_download(self.audio_model, dtype=self.dtype, encoder=False)
+            audio = replace(audio, find_vae=lambda: audio_vae)
+            if self._audio_alone is not None:
+                self._audio_alone = audio
+            elif audio_vae is None:
+                options = _with_possible_audio(self.settings.output, audio)
+                self._decided = replace(self._decided, output=options, audio=None)
+            else:
+                self._decided = replace(self._decided, audio=audio)
+        if self._audio_alone is not None:
+            return self._audio_alone.vae if isinstance(self._audio_alone.vae, AudioVAE) else None
+        vae = VideoVAE.before_download(self.arguments.model, dtype=self.dtype, encoder=False)
         if vae is not None:
-            ones = mx.ones((vae.config.latent_channels,))
-            self.reader = replace(self._make_reader(vae), statistics=Statistics(0 * ones, ones))
-            options = _with_possible_audio(self.settings.output, self.settings.audio)
-            self._decided = replace(self.settings, output=options, audio=None, plans={})
+            self.reader = self._make_reader(vae)
         return vae
 
     def _make_reader(self, vae: VideoVAE) -> LatentReader:
@@ -293,11 +302,12 @@ class DecodeJob(Job):
         )
 
     def open_pictures(self) -> VideoVAE:
-        """Open the VAE of the pictures."""
         return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, encoder=False)
 
     def make_task(self, item: Item) -> Task:
         audio = self._audio_alone
+        if not self.has_vae:
+            return InputTask(self, item) if audio is None else AudioInputTask(self, item, audio)
         return DecodeTask(self, item) if audio is None else AudioTask(self, item, audio)
 
     def decide(self, item: Item) -> PreparedDecode:
@@ -317,23 +327,22 @@ class DecodeJob(Job):
 class PreviewJob(DecodeJob):
     """Job of `preview`."""
 
-    def without_files(self) -> VideoVAE | None:
-        return None if self.settings.output.contact_sheet else super().without_files()
+    def open_without_download(self) -> VideoVAE | AudioVAE | None:
+        is_sheet = self.settings.output.contact_sheet and VideoVAE.is_remote(self.arguments.model)
+        return None if is_sheet else super().open_without_download()
 
     def open_pictures(self) -> VideoVAE:
         vae = PreviewVAE.from_pretrained(self.arguments.model, dtype=self.dtype, encoder=False)
         return vae.for_stills() if self.settings.output.contact_sheet else vae
 
 
-class DecodeTask(Task):
-    """Decode of a latent file or a film."""
+class _LatentsTask(Task):
+    """Task of a latent file or a film."""
 
-    plan: DecodePlan
-    _job: DecodeJob
+    _job: "DecodeJob"
 
-    def __init__(self, job: DecodeJob, item: Item) -> None:
+    def __init__(self, job: "DecodeJob", item: Item) -> None:
         super().__init__(job, item)
-        self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
         # Before the latents are read.
         files = output_files(item.output, job.settings.output) if item.output and job.arguments.skip_existing else {}
         if item.output and all_exist(list(files)):
@@ -342,6 +351,54 @@ class DecodeTask(Task):
         for path in item.windows or [item.source]:
             if (job.is_many or job.is_film) and (is_pipe(path) or path == "-"):
                 raise ItemsError(f"{path}: is a pipe, which can be read only once; decode it alone, or save it.")
+        self.read_headers()
+
+    @abstractmethod
+    def read_headers(self) -> None:
+        """Open the inputs of an item that is not skipped."""
+
+
+class InputTask(_LatentsTask):
+    """Checks of an item and its outputs that need no VAE, before one is downloaded. It never runs."""
+
+    def read_headers(self) -> None:
+        arguments, settings, item = self._job.arguments, self._job.settings, self._item
+        options = _with_possible_audio(settings.output, settings.audio)
+        paths = item.windows or [item.source]
+        self._checks = DecodeChecks(paths, item.output, options, tensor=arguments.tensor, grid=arguments.grid)
+        if (output := self._checks.output) is not None:
+            self.result = Result(paths, output.names, output.other_names, cost=1)
+
+    def check_outputs(self) -> None:
+        super().check_outputs()
+        for output in [] if self.result.is_skipped else self.missing_outputs:
+            self._checks.check_folder(output, makes_folders=self._job.makes_folders)
+
+    @property
+    def missing_outputs(self) -> list[str]:
+        skips = self._job.arguments.skip_existing
+        return [output for output in self.result.written if not (skips and all_exist([output]))]
+
+    def check_values(self) -> None:
+        settings = self._job.settings
+        if settings.frames is None:
+            self._checks.check_values(unnormalized=self._job.arguments.unnormalized)
+
+    def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
+        raise AssertionError("the VAE is opened before it runs")
+
+
+class DecodeTask(_LatentsTask):
+    """Decode of a latent file or a film."""
+
+    plan: DecodePlan
+
+    def __init__(self, job: DecodeJob, item: Item) -> None:
+        self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
+        super().__init__(job, item)
+
+    def read_headers(self) -> None:
+        job, item = self._job, self._item
         self._decode = decode = job.decide(item)
         shape = decode.latents.shape
         assert decode.plan is not None and shape is not None

@@ -3,26 +3,26 @@
 import argparse
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from .. import demo
+from .. import demo, tiling
 from ..audio_vae import AudioVAE
 from ..latents import LAYOUTS, check_latents_name, is_for_comfyui
 from ..options import PlanOptions
+from ..pipeline.inputs import open_without_vae
 from ..pipeline.latent_video import is_latent_file
 from ..pipeline.prepare import has_seconds
 from ..pipeline.prepare_encode import EncodeReport, EncodeSettings
 from ..pipeline.progress import FrameBar
 from ..shapes import format_size
-from ..tiling import TilingConfig
 from ..units import format_count, format_seconds
 from ..vae import VideoVAE
-from ..video import Fit
+from ..video import ExrReader, Fit, VideoReader
 from ..video.reader import source_files
 from .cli import CommandParser
 from .items import Item, Result, are_many, find_pattern, has_table, mark_folders
@@ -73,8 +73,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
                     parser.error(
                         f"{pattern}: ComfyUI reads no audio from it; leave out --audio-model, or use .safetensors"
                     )
-        tiling = TilingConfig(arguments.tile) if arguments.tile else None
-        options = read_options(PlanOptions, arguments, mode="tiled" if tiling else "auto", tiling=tiling)
+        tiles = tiling.TilingConfig(arguments.tile) if arguments.tile else None
+        options = read_options(PlanOptions, arguments, mode="tiled" if tiles else "auto", tiling=tiles)
         settings = EncodeSettings(
             options,
             arguments.pad,
@@ -106,14 +106,18 @@ class EncodeJob(Job):
         self.settings = settings
 
     def open(self) -> VideoVAE:
-        vae = VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=self._has_latents)
-        if (audio_model := self.arguments.audio_model) is not None:
-            audio_vae = AudioVAE.from_pretrained(audio_model, dtype=self.dtype, decoder=False)
-            self.settings = replace(self.settings, audio=audio_vae)
-        return vae
+        self.settings = replace(self.settings, audio=self._open_audio())
+        return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=self._has_latents)
 
-    def without_files(self) -> VideoVAE | None:
-        return None if self._has_latents else super().without_files()
+    def open_without_download(self) -> VideoVAE | None:
+        if self.audio_model is not None:
+            audio_vae = AudioVAE.before_download(self.audio_model, dtype=self.dtype, decoder=False)
+            self.settings = replace(self.settings, audio=audio_vae)
+        return VideoVAE.before_download(self.arguments.model, dtype=self.dtype, decoder=self._has_latents)
+
+    def _open_audio(self) -> AudioVAE | None:
+        name = self.audio_model
+        return None if name is None else AudioVAE.from_pretrained(name, dtype=self.dtype, decoder=False)
 
     def make_task(self, item: Item) -> "EncodeTask":
         return EncodeTask(self, item)
@@ -141,7 +145,8 @@ class EncodeTask(Task):
         video_files = [] if item.source == "-" else source_files(Path(item.source))
         inputs = [*video_files, *audio_files]
         self.result = Result(inputs, outputs, cost=pixels or _bytes_on_disk(Path(item.source)))
-        job.vae.check_encode(settings)
+        if job.has_vae:
+            job.vae.check_encode(settings)
 
     def check_outputs(self) -> None:
         """Find out whether to skip the item. Raise the errors of writing before the video is opened."""
@@ -156,6 +161,10 @@ class EncodeTask(Task):
     @contextmanager
     def open(self) -> Iterator[None]:
         settings, item = self._job.settings, self._item
+        if not self._job.has_vae:
+            with self._open_without_vae():
+                yield
+            return
         settings = replace(
             settings,
             size=settings.size or item.size,
@@ -167,6 +176,13 @@ class EncodeTask(Task):
             self.plan = self._encode.plan
             self.result = replace(self.result, num_frames=self._encode.num_frames)
             yield
+
+    def _open_without_vae(self) -> AbstractContextManager[object]:
+        """Open the input alone, for the errors that come before a VAE is known."""
+        path, hdr = self._item.source, self._job.settings.hdr
+        if is_latent_file(path):
+            return nullcontext(open_without_vae(path))
+        return VideoReader(path, multiple=1) if hdr is None else ExrReader(path, space=hdr, multiple=1)
 
     def networks(self) -> dict[str, dict[str, str]]:
         audio = self._job.settings.audio

@@ -3,15 +3,20 @@
 import argparse
 import json
 import time
+from pathlib import Path
 
 from ..backend.device import backend, computing_for
 from ..backend.machine import Backend
 from ..checkpoint import open_checkpoint
 from ..conversion import check_folder_name
+from ..errors import printable
+from ..files import check_new_folder
+from ..pipeline.export import find_exported
 from ..vae import VideoVAE
 from .cli import CommandParser
+from .items import existing_outputs_error
 from .model_choice import choose_by_environment
-from .terminal import print_report, run_command
+from .terminal import ask_to_replace, print_report, run_command
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -30,7 +35,18 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    start = time.perf_counter()
+    start, folder = time.perf_counter(), Path(arguments.output)
+    exported_files = find_exported(folder)
+    if exported_files and arguments.skip_existing:
+        if arguments.json:
+            print_report(json.dumps({"folder": arguments.output, "skipped": True}))
+        elif not arguments.quiet:
+            print_report(f"{printable(arguments.output)}: skipped, found an export")
+        return
+    overwrite = arguments.overwrite or bool(exported_files and ask_to_replace([arguments.output]))
+    if exported_files and not overwrite:
+        raise existing_outputs_error([arguments.output], 1)
+    check_new_folder(arguments.output, exported_files)
     target = Backend(arguments.backend) if arguments.backend else backend()
     with computing_for(target):
         networks = {"encoder": arguments.encoder, "decoder": not arguments.encoder}
@@ -42,6 +58,7 @@ def _export(arguments: argparse.Namespace) -> None:
             reader=arguments.reader,
             memory_budget=arguments.memory_budget,
             weights=arguments.weights,
+            overwrite=overwrite,
             seed=arguments.seed,
             timestep=arguments.timestep,
             noise_scale=arguments.noise_scale,

@@ -116,7 +116,7 @@ class GalleryJob(PreviewJob):
         try:
             if not is_dry_run:
                 self._folder.use()
-            clips = read_page(self._page, super().may_replace, is_dry_run=is_dry_run)
+            clips = read_page(self._page, self.confirm, is_dry_run=is_dry_run)
             self._clips = {clip.path: clip for clip in clips}
             while self._is_watched:
                 self._wait = _SECONDS_PER_LOOK

@@ -5,8 +5,8 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import chain
 
 from ..errors import ItemsError, LTXVAEError, describe_error, printable, telling_warnings
 from ..inspect import format_report, inspect, summarize
@@ -21,7 +21,7 @@ from .terminal import print_report, run_command, write_line
 
 _SHARED_OPTIONS = ("json", "debug")
 _PLAN_OPTIONS = ("size", "frames", "memory_budget", "dtype", "mode", "order")
-_FILE_OPTIONS = ("model", "audio_model", "tensor", "audio_tensor", "grid")
+_FILE_OPTIONS = ("all", "model", "audio_model", "tensor", "audio_tensor", "grid")
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -53,9 +53,11 @@ def _print_plans(vaes: Sequence[VideoVAE], video: Grid, options: PlanOptions, ar
 
 
 def _info(arguments: argparse.Namespace) -> None:
-    """Print a report of each file. The error of one among several does not stop the others."""
-    num_failed, files = 0, list(chain.from_iterable(map(_find_files, arguments.file)))
-    for index, file in enumerate(files):
+    """Print a report of each file, or a line for each in a folder. An error does not stop the other files."""
+    num_failed, has_text = 0, False
+    found_files = list(map(_find_files, arguments.file))
+    files = [(file, len(found) > 1) for found in found_files for file in found]
+    for file, is_in_folder in files:
         try:
             report = inspect(
                 file,
@@ -71,10 +73,15 @@ def _info(arguments: argparse.Namespace) -> None:
             num_failed += 1
             write_line(f"error: {describe_error(error)}", sys.stderr)
             continue
-        summary = "" if arguments.json else printable(summarize(report))
-        text = json.dumps(report) if arguments.json else format_report(report)
-        text = f"{summary}\n\n{text}" if summary else text
-        print_report(f"\n{text}" if index and not arguments.json else text)
+        summary = printable(summarize(report))
+        if arguments.json:
+            print_report(json.dumps(report))
+        elif is_in_folder and not arguments.all:
+            print_report(f"{printable(file)}: {summary}")
+        else:
+            text = f"{summary}\n\n{format_report(report)}"
+            print_report(f"\n{text}" if has_text else text)
+        has_text = True
     if num_failed:
         raise ItemsError(f"{num_failed} of {len(files)} files cannot be described.")
 
@@ -85,8 +92,11 @@ def _find_files(source: str) -> list[str]:
         return [source]
     try:
         files = files_in(source, of_videos=False)
-        with telling_warnings(lambda text: None):  # of a file that is described alone or with its folder below
-            is_of_latents = inspect(files[0])["kind"] in ("latents", "audio latents", "keyframes")
     except LTXVAEError:
         return [source]
-    return files if is_of_latents else [source]
+    with telling_warnings(lambda text: None):  # of a file that is described alone or with its folder below
+        for file in files:
+            with suppress(LTXVAEError):  # the first one that can be read tells
+                is_of_latents = inspect(file)["kind"] in ("latents", "audio latents", "keyframes")
+                return files if is_of_latents else [source]
+    return [source]

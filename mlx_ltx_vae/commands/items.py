@@ -12,7 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from ..errors import ItemsError, one_line, quote, warn
+from ..errors import ItemsError, OutputExists, one_line, quote, warn
 from ..files import check_distinct, explain_missing, file_key, is_pipe, numbered_names, read_small_file
 from ..latents.formats import READERS
 from ..shapes import Size
@@ -33,7 +33,7 @@ class Item:
     """Input with its output, and its settings in a table.
 
     Attributes:
-        name: for its output, without an ending; for an entry of a list or folder, its path in the list's folder.
+        name: for its output, without folders and ending.
         output: as a table states it, then as `name_items` names it; `None` in a dry run without -o.
         folder: a table's output is relative to it, and outputs of lists and tables must be in it.
         size, max_frames, fps: settings in a table.
@@ -227,13 +227,9 @@ def _read_lines(path: str) -> Iterator[Item]:
 
 def _parse_item(line: str, path: str, where: str) -> Item:
     """Return the input that a line of a list names. Its path is relative to the folder of the list."""
-    relative_path = _parse_path(line, where)
     folder = "" if path.startswith(_DESCRIPTORS) else os.path.dirname(path)
-    source = os.path.join(folder, relative_path)
-    path_in_folder = os.path.relpath(source, folder or ".")
-    is_inside = path_in_folder.split(os.sep)[0] not in (os.pardir, os.curdir)
-    name = os.path.splitext(path_in_folder)[0] if is_inside else _stem(source)
-    return Item(source, name, folder=folder, where=where)
+    source = os.path.join(folder, _parse_path(line, where))
+    return Item(source, _stem(source), folder=folder, where=where)
 
 
 def _parse_path(text: str, where: str) -> str:
@@ -329,15 +325,33 @@ def names_inputs(pattern: str | None) -> bool:
 
 
 def find_free_name(output: str) -> str:
-    """Return a default name. If it exists, warn and return the name with the next free number."""
+    """Return a default name, or if it exists the name with the next free number."""
     path, is_folder = Path(output), output.endswith("/")
     names = numbered_names(path, is_folder=is_folder)
     free_path = next(candidate for candidate in chain([path], names) if not os.path.lexists(candidate))
     if free_path == path:
         return output
-    free_name = os.path.join(free_path, "") if is_folder else str(free_path)
-    warn(f"{output}: already exists, so the output is {free_name}; -y replaces it.")
-    return free_name
+    return os.path.join(free_path, "") if is_folder else str(free_path)
+
+
+def warn_of_free_names(free_names: Mapping[str, str]) -> None:
+    """Warn, once, of outputs that have the next free number, {default name: its free name}."""
+    if not free_names:
+        return
+    (name, free_name), count = next(iter(free_names.items())), len(free_names) - 1
+    if count:
+        more = f"{name} and {format_count(count, 'more output')} already exist"
+        warn(f"{more}, so new ones get the next free number, such as {free_name}; -y replaces them.")
+    else:
+        warn(f"{name}: already exists, so the output is {free_name}; -y replaces it.")
+
+
+def existing_outputs_error(names: Sequence[str], num_outputs: int) -> OutputExists:
+    """Return the error of outputs of many inputs that exist, of `num_outputs` in all."""
+    others = f", and {len(names) - 1} more of {num_outputs} outputs" if len(names) > 1 else ""
+    them = "them" if others else "it"
+    text = f"{names[0]}: already exists{others}; add -y to replace {them}, or -n to skip {them}."
+    return OutputExists(text, names[0])
 
 
 def name_items(items: Sequence[Item], pattern: str | None, *, is_dry_run: bool) -> list[Item]:
@@ -368,8 +382,8 @@ def check_outputs(items: Sequence[Item], results: Sequence[Result]) -> None:
             owner = owners.setdefault(file_key(output), index)
             if owner != index:
                 raise ItemsError(
-                    f"{items[owner].source} and {item.source} would both be written to {output}; rename one, or name "
-                    "them in a list (@clips.txt), which keeps their folders."
+                    f"{items[owner].source} and {item.source} would both be written to {output}; rename one, or give "
+                    "each an output in a table (clips.csv, with the columns path and output)."
                 )
             folder = folders[item.folder]
             if item.where and os.path.commonpath([folder, os.path.realpath(output)]) != folder:

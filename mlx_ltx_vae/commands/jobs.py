@@ -17,11 +17,9 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from ..audio_vae import AudioVAE
-from ..checkpoint.locate import is_cached
 from ..distributed import Ranks, join_ranks
-from ..errors import ItemsError, describe_error, printable, telling_warnings
+from ..errors import ItemsError, OutputExists, describe_error, printable, telling_warnings
 from ..files import check_replaceable, is_pipe, make_folder
-from ..model_table import Kind, models_of
 from ..pipeline import progress
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
@@ -37,6 +35,7 @@ from .items import (
     are_many,
     check_not_inputs,
     check_outputs,
+    existing_outputs_error,
     find_free_name,
     has_table,
     is_list,
@@ -44,9 +43,10 @@ from .items import (
     name_items,
     names_inputs,
     read_inputs,
+    warn_of_free_names,
 )
 from .speeds import estimate_seconds, record_speed
-from .terminal import ask, is_in_terminal, print_report, print_traceback, write_line
+from .terminal import ask_to_replace, print_report, print_traceback, write_line
 
 _SECONDS_PER_OBJECT = 1  # of --progress json
 
@@ -57,8 +57,9 @@ class Job(ABC):
     network: ClassVar[str]  # "decoder", "encoder" or "upsampler"
     label: ClassVar = "VAE"  # of the network in reports, in lower case its key
 
-    # Set by `run`.
+    # Set by `run`. Before a download the VAE may be one without files, or is not known.
     vae: VideoVAE | AudioVAE | LatentUpsampler
+    has_vae = False
     ranks: Ranks
     _task: "Task | None" = None  # of a single item, which may be a pipe and is opened once
 
@@ -72,7 +73,9 @@ class Job(ABC):
         """
         self.arguments, self.sources, self.pattern, self.is_film = arguments, sources, pattern, is_film
         self.dtype = arguments.dtype
-        self._answers: dict[str, bool] = {}
+        self._existing: list[tuple[OutputExists, list[str]]] = []  # errors of items, and their outputs that exist
+        self._replaced: set[str] = set()  # names of outputs that the user said to replace
+        self._free_names: dict[str, str] = {}  # of outputs whose default names exist, by these
 
     @abstractmethod
     def open(self) -> VideoVAE | AudioVAE | LatentUpsampler:
@@ -93,24 +96,22 @@ class Job(ABC):
         return self.is_many or names_inputs(self.pattern)
 
     def may_replace(self, files: Iterable[str]) -> bool:
-        """Return whether files of these names are replaced: with -y, or if the user says so in a terminal.
+        """Return whether files of these names are replaced: with -y, or if the user has said so in a terminal.
 
-        A dry run asks nothing, since it replaces nothing.
+        In a dry run they would be, but nothing is written.
         """
+        return self.arguments.overwrite or self.arguments.dry_run or not self._replaced.isdisjoint(files)
+
+    def confirm(self, existing: Sequence[str], num_outputs: int = 1) -> bool:
+        """Return whether these of so many outputs are replaced: with -y, or if the user says so in a terminal."""
         if self.arguments.overwrite or self.arguments.dry_run:
             return True
-        existing = [file for file in files if os.path.isfile(file)]
-        if not existing or launched_rank() is not None or not is_in_terminal():
-            return False
-        for file in existing:
-            if file not in self._answers:
-                self._answers[file] = ask(f"{file}: already exists; replace it?")
-        return all(self._answers[file] for file in existing)
+        return launched_rank() is None and ask_to_replace(existing, num_outputs)
 
     @property
     def used(self) -> dict[str, str]:
-        """Report of the network."""
-        return self.vae.source.networks[self.network]
+        """Report of the network, empty if all inputs were skipped before it was known."""
+        return self.vae.source.networks[self.network] if self.has_vae else {}
 
     def run(self) -> None:
         """Run all inputs, or plan them in a dry run, and report.
@@ -124,10 +125,13 @@ class Job(ABC):
         if ranks is None:
             return
         items, self.ranks, start = self.make_items(), ranks, time.perf_counter()
-        results = ranks.together(lambda: self._prepare_without_files(items))
+        results = ranks.together(lambda: self._prepare_without_download(items))
         if results is None or ranks.size > 1 or any(result.is_pending for result in results):
-            self.vae, start = ranks.together(self.open), time.perf_counter()
+            self.vae, self.has_vae = ranks.together(self.open), True
+            start = time.perf_counter()
             results = ranks.together(lambda: self._prepare(items))
+        pending = [item.output for item, result in zip(items, results, strict=True) if result.is_pending]
+        warn_of_free_names({name: new for name, new in self._free_names.items() if new in pending})
         if self.is_many:
             self._run_many(items, results, start)
             return
@@ -151,29 +155,46 @@ class Job(ABC):
         """Return the item with a default name of its output that no file has, unless a table states the name."""
         if item.output is None or has_table(self.sources):
             return item
-        return replace(item, output=find_free_name(item.output))
+        free_name = find_free_name(item.output)
+        if free_name != item.output:
+            self._free_names[item.output] = free_name
+        return replace(item, output=free_name)
 
-    def _prepare_without_files(self, items: Sequence[Item]) -> list[Result] | None:
-        """Return what is known of all items before the VAE is downloaded.
+    def _prepare_without_download(self, items: Sequence[Item]) -> list[Result] | None:
+        """Return what is known of all items before a model is downloaded.
 
-        Returns `None` if it need not be, if its layers are not known before, or if an input can be read only once.
+        Returns `None` if none has to be, or if an input can be read only once.
         """
         sources = chain.from_iterable(item.windows or [item.source] for item in items)
-        if any(source == "-" or is_pipe(source) for source in sources) or not (vae := self.without_files()):
+        if any(source == "-" or is_pipe(source) for source in sources):
             return None
-        self.vae = vae
+        if not self.is_remote:
+            return None
         with telling_warnings(lambda text: None):  # they come again
+            if (vae := self.open_without_download()) is not None:
+                self.vae, self.has_vae = vae, True
             results = self._prepare(items)
             if self._task is not None and results[0].is_pending:
                 with self._task.open():
                     pass
         return results
 
-    def without_files(self) -> VideoVAE | None:
-        """Return the VAE of -m without its files, if it is one of the table that is not in the cache of the hub."""
-        name = self.arguments.model
-        model = None if not name or os.path.exists(name) else models_of(Kind.VIDEO).get(name.lower())
-        return None if model is None or is_cached(model) else VideoVAE.published(name, dtype=self.dtype)
+    @property
+    def is_remote(self) -> bool:
+        """Flag: the hub is asked for a model."""
+        return VideoVAE.is_remote(self.arguments.model) or AudioVAE.is_remote(self.audio_model)
+
+    @property
+    def audio_model(self) -> str | None:
+        """Argument of --audio-model."""
+        return getattr(self.arguments, "audio_model", None)
+
+    @abstractmethod
+    def open_without_download(self) -> VideoVAE | AudioVAE | None:
+        """Return the VAE as `open`, but one of the table without its files if they would be downloaded.
+
+        Returns `None` if nothing is known of it before. Tasks then check what needs no VAE.
+        """
 
     def _prepare(self, items: Sequence[Item]) -> list[Result]:
         """Return what is known of all items before the first one runs."""
@@ -191,22 +212,43 @@ class Job(ABC):
             results.append(result)
         check_outputs(items, results)
         self._check_not_inputs(items, results)
+        self._confirm_existing(results)
         return results
 
     def _check(self, task: "Task") -> Result:
         """Return what is known of an item before it runs, with the errors of its outputs and values."""
         try:
-            task.check_outputs()
+            self._check_outputs(task)
             if not task.result.is_skipped:
                 task.check_values()
         except Exception as error:
             return self._failed(task.result, error)
         return task.result
 
+    def _check_outputs(self, task: "Task") -> None:
+        """Raise the errors of an item's outputs, except that they exist, which `_confirm_existing` tells of all."""
+        try:
+            task.check_outputs()
+        except OutputExists as error:
+            outputs = task.result.written
+            self._replaced.update(outputs)  # or the command ends
+            task.check_outputs()
+            self._existing.append((error, list(filter(os.path.isfile, outputs)) or [error.path]))
+
+    def _confirm_existing(self, results: Sequence[Result]) -> None:
+        """Ask once whether outputs that exist are replaced, and raise one `OutputExists` if they are not."""
+        errors, self._existing = self._existing, []
+        if not errors:
+            return
+        existing = list(chain.from_iterable(names for _, names in errors))
+        num_outputs = sum(len(result.written) for result in results if result.is_pending)
+        if not self.confirm(existing, num_outputs):
+            raise existing_outputs_error(existing, num_outputs) if self.is_many else errors[0][0]
+
     def _check_not_inputs(self, items: Sequence[Item], results: Sequence[Result]) -> None:
         """Check that no output of the items is an input of any of them, or of the job."""
         lists = [source.removeprefix("@") for source in self.sources if is_list(source)]
-        check_not_inputs(items, results, [*lists, *self.vae.source.files])
+        check_not_inputs(items, results, [*lists, *(self.vae.source.files if self.has_vae else ())])
 
     def _run_many(self, items: Sequence[Item], results: list[Result], start: float) -> None:
         """Run the items of this rank in order, with a line about each, and a summary of the items of all ranks."""
@@ -316,13 +358,21 @@ class Job(ABC):
             write_line(result.describe(item), sys.stdout)
 
     def summarize(self, items: Sequence[Item], results: Sequence[Result], seconds: float, peaks: Sequence[int]) -> None:
-        """Print the summary of many items, or the JSON object. `peaks` are the bytes of peak memory of each rank."""
-        reports = [result.values for result in results if result.values]
-        skipped, failed = sum(result.is_skipped for result in results), sum(bool(result.error) for result in results)
-        values = [result.as_dict(item) for item, result in zip(items, results, strict=True)]
-        summary: dict[str, Any] = {"items": values, "skipped": skipped, "failed": failed, self.label.lower(): self.used}
+        """Print the summary of many items, whose last line counts them, or the JSON object.
+
+        `peaks` are the bytes of peak memory of each rank.
+        """
         is_dry_run = self.arguments.dry_run
-        lines = [f"Inputs: {len(reports)} {'planned' if is_dry_run else 'done'}, {skipped} skipped, {failed} failed"]
+        reports = [result.values for result in results if result.values]
+        failed = sum(bool(result.error) for result in results)
+        counts = {
+            "planned" if is_dry_run else "done": len(reports),
+            "skipped": sum(result.is_skipped for result in results),
+            "failed": failed,
+        }
+        values = [result.as_dict(item) for item, result in zip(items, results, strict=True)]
+        summary: dict[str, Any] = {"items": values, **counts, self.label.lower(): self.used}
+        lines = []
         if not is_dry_run:
             frames = sum(report["frames"] for report in reports)
             summary |= {"frames": frames, "seconds": seconds, "peak_memory_bytes": max(peaks)}
@@ -333,6 +383,7 @@ class Job(ABC):
                 lines += [f"Frames: {frames}, {format_rate(frames, seconds)}", f"Peak MLX memory: {memory}"]
         if reports:
             lines.append(f"{self.label}: {describe_networks({self.label: self.used})}")
+        lines.append("Inputs: " + ", ".join(f"{count} {state}" for state, count in counts.items()))
         self.end_progress(summary)
         if self.arguments.json:
             print_report(json.dumps(summary))

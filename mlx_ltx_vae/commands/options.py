@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from .. import tiling
 from ..backend.machine import DtypeName
 from ..model_table import Kind, list_names
 from ..options import (
@@ -18,7 +19,6 @@ from ..options import (
     Transfer,
 )
 from ..startup import import_command
-from ..tiling import PRESETS
 from .cli import (
     CommandParser,
     add_report_options,
@@ -209,7 +209,7 @@ def add_mode_options(how: argparse._ArgumentGroup) -> None:
         conservative 768:64 and 96:24 (fewest seams); spatial_only and temporal_only are one half of default; auto is
         default, along axes of more than 512 pixels or 65 frames; wide, for the diffusion decoder of LTX-2.5, 512:160
         and 96:40"""
-    how.add_argument("--preset", choices=list(PRESETS), metavar="NAME", help=presets)
+    how.add_argument("--preset", choices=list(tiling.PRESETS), metavar="NAME", help=presets)
     add_option(how, PlanOptions, "tile_batch_size", positive)
 
 

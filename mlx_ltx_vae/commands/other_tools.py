@@ -43,7 +43,7 @@ _WORDS = {
     "image-size frame-size",
     "info NAME --size WxH --frames N plans a decode without a file": "generation",
     "the ending of the output's name chooses the format": "format output-format ext extension container",
-    "-o folder/ writes stills": "save-frames png image-sequence save-images",
+    "-o folder/ --stills writes numbered PNG pictures": "save-frames png image-sequence save-images",
     "memory does not grow with the clip anyway; --memory-budget 8GB is a limit": "low-ram lowram low-vram lowvram "
     "low-memory lowmem novram medvram save-memory cpu-offload enable-model-cpu-offload enable-sequential-cpu-offload",
     "MLX computes on its default device, which on a Mac is the GPU": "device cpu gpu cuda mps metal use-cpu use-gpu "

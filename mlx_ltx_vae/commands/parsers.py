@@ -258,6 +258,8 @@ def info_parser() -> CommandParser:
     files = """checkpoint files, folders, names or hub ids; latent files, or folders of them; videos; or with --size and
         --frames a published VAE: ltx-2.3, ltx-2.5-diffusion, 0.9.5, prunavaed, taehv and others"""
     parser.add_argument("file", nargs="+", metavar="FILE", help=files)
+    everything = "describe each latent file of a folder completely, not in a line"
+    parser.add_argument("--all", action="store_true", help=everything)
     values = "print one JSON object on standard output, nothing else; one per line for several files"
     parser.add_argument("--json", action="store_true", help=values)
     latents = parser.add_argument_group("for latents and videos")
@@ -327,7 +329,7 @@ def export_parser() -> CommandParser:
     )
     model = f"checkpoint file, folder, name (ltx-2.3), or hub id (default: {MODEL_VARIABLE})"
     parser.add_argument("-m", "--model", metavar="VAE", help=model)
-    parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; must not exist, or be empty")
+    parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; new or empty, without -y")
     parser.add_argument("--size", type=frame_size, metavar="WxH", help="size of the videos, multiples of 32")
     readers = "what runs the functions: their format, and the memory that is planned (default: mlx, as installed here)"
     parser.add_argument("--for", dest="reader", choices=get_args(ReaderName), default="mlx", help=readers)
@@ -342,6 +344,11 @@ def export_parser() -> CommandParser:
     weights = "leave out weights.safetensors, where an export of another size has it"
     parser.add_argument("--no-weights", dest="weights", action="store_false", help=weights)
     add_noise_options(parser)
+    existing = parser.add_mutually_exclusive_group()
+    existing.add_argument(
+        "-n", "--skip-existing", action="store_true", help="do nothing where the folder has an export"
+    )
+    existing.add_argument("-y", "--overwrite", action="store_true", help="replace an export in the folder")
     add_report_options(parser)
     return parser
 

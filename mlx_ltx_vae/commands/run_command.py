@@ -19,11 +19,11 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from .. import integrations
 from ..errors import LTXVAEError, describe_error, one_line
 from ..integrations.apps import APPS
-from ..integrations.hook import Installed, install
 from ..integrations.settings import counts, current, say
-from ..startup import is_command, release_process
+from ..startup import MissingBackend, check_mlx, is_command, release_process
 from ..units import format_count
 from .cli import CommandParser, colored
 from .launchers import find_here, is_here, requirement, strip_launcher
@@ -61,7 +61,7 @@ def run_program(arguments: argparse.Namespace) -> int:
     children: list[str] = []
     with ExitStack() as stack:
         installed = stack.enter_context(
-            install(memory_budget=arguments.memory_budget, save_latents=arguments.save_latents)
+            integrations.install(memory_budget=arguments.memory_budget, save_latents=arguments.save_latents)
         )
         stack.enter_context(_as_started(argv, folder))
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -80,6 +80,7 @@ def run_program(arguments: argparse.Namespace) -> int:
         except Exception as error:
             if not is_process:
                 raise
+            _check_backend(error)
             failure, code = error, 1
         except BaseException:
             if is_process:  # Python prints and ends it as it does without this package
@@ -93,6 +94,15 @@ def run_program(arguments: argparse.Namespace) -> int:
         return code or 0
     sys.stderr.write(f"{code}\n")
     return 1
+
+
+def _check_backend(error: Exception) -> None:
+    """Raise an `LTXVAEError` that says what to install if the program could not import MLX."""
+    if isinstance(error, ImportError) and (error.name or "mlx").partition(".")[0] == "mlx":
+        try:
+            check_mlx()
+        except MissingBackend as missing:
+            raise LTXVAEError(str(missing)) from error
 
 
 def _terminate(number: int, _: object) -> NoReturn:
@@ -142,7 +152,7 @@ def _note_child(children: list[str], event: str, arguments: tuple[Any, ...]) -> 
         children.append(words)
 
 
-def _say_end(name: str, installed: Installed, children: list[str]) -> None:
+def _say_end(name: str, installed: integrations.Installed, children: list[str]) -> None:
     """Say what ran here, and what lies in the folder for latents, in a line."""
     folder = current().folder
     threads = [thread for thread in threading.enumerate() if not thread.daemon]
@@ -163,7 +173,7 @@ def _say_end(name: str, installed: Installed, children: list[str]) -> None:
     say(f"{text}.")
 
 
-def _describe_run(name: str, installed: Installed) -> str:
+def _describe_run(name: str, installed: integrations.Installed) -> str:
     """Describe what ran here, without a full stop."""
     if not installed.replaced and not installed.moved:
         return f"{name} imported no decoder that is known ({', '.join(APPS)})"

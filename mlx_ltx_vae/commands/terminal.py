@@ -6,7 +6,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
@@ -149,11 +149,23 @@ def is_in_terminal() -> bool:
     return bool(sys.stdin and sys.stdin.isatty() and sys.stderr and sys.stderr.isatty())
 
 
+def ask_to_replace(existing: Sequence[str], num_outputs: int = 1) -> bool:
+    """Ask whether these of so many outputs, which exist, are replaced. Where nobody may answer, they are not."""
+    if not is_in_terminal():
+        return False
+    question = f"{existing[0]}: already exists; replace it?"
+    if len(existing) > 1:
+        question = (
+            f"{len(existing)} of {num_outputs} outputs already exist, such as {existing[0]}; replace all of them?"
+        )
+    return ask(question)
+
+
 def ask(question: str) -> bool:
-    """Ask a question in the terminal, and return whether the answer is yes."""
+    """Ask a question in the terminal, and return whether the answer is yes, or "all"."""
     sys.stderr.write(f"{printable(question)} [y/N] ")
     sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return sys.stdin.readline().strip().lower() in ("y", "yes", "a", "all")
 
 
 def note_printer(arguments: argparse.Namespace) -> Callable[[str], None]:

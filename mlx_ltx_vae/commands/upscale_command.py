@@ -9,13 +9,12 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import warn
-from ..files import is_pipe
 from ..latents import LatentsWriter, check_latents_name, is_for_comfyui, open_latents
-from ..latents.formats import open_tensor_file
 from ..latents.keyframes import Keyframes
 from ..latents.metadata import LatentSpace
 from ..model_table import Kind, list_names
 from ..options import PlanOptions
+from ..pipeline.inputs import open_without_vae
 from ..pipeline.prepare_encode import EncodeSettings
 from ..pipeline.progress import FrameBar
 from ..pipeline.sources import check_values
@@ -62,15 +61,17 @@ class UpscaleJob(Job):
     vae: LatentUpsampler
     latents_vae: VideoVAE
 
+    @property
+    def is_remote(self) -> bool:
+        return LatentUpsampler.is_remote(self.arguments.model) or VideoVAE.is_remote(self.arguments.vae)
+
     def open(self) -> LatentUpsampler:
-        if not (self.is_many or self.sources[0] == "-" or is_pipe(self.sources[0])):
-            open_tensor_file(self.sources[0])  # for its errors before a download
         upsampler = LatentUpsampler.from_pretrained(self.arguments.model, dtype=self.dtype)
         self.latents_vae = VideoVAE.from_pretrained(self.arguments.vae)
         upsampler.find_statistics(self.latents_vae)
         return upsampler
 
-    def without_files(self) -> None:
+    def open_without_download(self) -> None:
         return None
 
     def make_task(self, item: Item) -> "UpscaleTask":
@@ -85,7 +86,12 @@ class UpscaleTask(Task):
 
     def __init__(self, job: UpscaleJob, item: Item) -> None:
         super().__init__(job, item)
-        arguments, vae, upsampler = job.arguments, job.latents_vae, job.vae
+        arguments, outputs = job.arguments, [] if item.output is None else [item.output]
+        if not job.has_vae:
+            open_without_vae(item.source, tensor=arguments.tensor, grid=arguments.grid)
+            self.result = Result([], outputs)
+            return
+        vae, upsampler = job.latents_vae, job.vae
         channels, scale = upsampler.config.latent_channels, vae.config.scale
         options = {"tensor": arguments.tensor, "grid": arguments.grid, "vae": "the upsampler"}
         self._file = open_latents(item.source, latent_channels=channels, scale=scale, **options)
@@ -93,7 +99,7 @@ class UpscaleTask(Task):
             warn(f"{item.source}: its latents are {problem}, so the result will be wrong; give their VAE with --vae.")
         self._reading = {"statistics": vae.statistics, "unnormalized": arguments.unnormalized}
         self.plan = upsampler.plan(self._file.shape, memory_budget=arguments.memory_budget)
-        outputs, inputs = [] if item.output is None else [item.output], [*upsampler.source.files, *vae.source.files]
+        inputs = [*upsampler.source.files, *vae.source.files]
         self.result = Result(inputs, outputs, num_frames=self.plan.num_frames, cost=prod(self._file.shape))
 
     def check_outputs(self) -> None:
@@ -103,7 +109,8 @@ class UpscaleTask(Task):
             EncodeSettings(overwrite=self.overwrite).check_output(output, makes_folders=self._job.makes_folders)
 
     def check_values(self) -> None:
-        check_values(self._file.map(**self._reading))
+        if self._job.has_vae:
+            check_values(self._file.map(**self._reading))
 
     def networks(self) -> dict[str, dict[str, str]]:
         return super().networks() | {"vae": next(iter(self._job.latents_vae.source.networks.values()))}

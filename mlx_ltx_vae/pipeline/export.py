@@ -8,6 +8,7 @@ Steps of different pieces and layers that are the same function share a file.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -41,6 +42,7 @@ FORMAT = 1  # of decode.json
 _WHOLE = 2**31  # positions per step of a stage that takes whole pieces
 _NOISE = "noise."
 _INDEX = "index"  # of a latent frame, on which its noise depends
+_DESCRIPTIONS, _WEIGHTS = ("decode.json", "encode.json"), "weights.safetensors"  # names of files in the folder
 
 Arrays = dict[str, mx.array]
 Call = dict[str, Any]  # the number of a function, and the names of arrays
@@ -349,6 +351,15 @@ class Export:
         )
 
 
+def find_exported(folder: Path) -> list[str]:
+    """Return the names of the files of an export that is in the folder, its description first."""
+    descriptions = [name for name in _DESCRIPTIONS if os.path.isfile(folder / name)]
+    if not descriptions:
+        return []
+    names = (path.name for path in sorted(folder.iterdir()))
+    return descriptions + [name for name in names if name == _WEIGHTS or re.fullmatch(r"[0-9]+\.mlxfn", name)]
+
+
 def export_network(
     network: Network,
     plan: Plan,
@@ -358,10 +369,14 @@ def export_network(
     weights: bool,
     generation: str,
     reader: Reader,
+    overwrite: bool = False,
 ) -> Export:
-    """Write the functions, the weights and the description of decodes or encodes by the steps of a plan by time."""
+    """Write the functions, the weights and the description of decodes or encodes by the steps of a plan by time.
+
+    With `overwrite` they replace an export that is in the folder.
+    """
     target = Path(expand_path(folder, WriterError)).resolve()
-    with part_folder(target) as output, writing_to(target):
+    with part_folder(target, find_exported(target) if overwrite else ()) as output, writing_to(target):
         functions = Functions(output.path, reader.file_format)
         recording = _Recording(network, plan, options, functions)
         (calls, steps, ends), arrays = recording.program(), recording.tensors.stored
@@ -388,12 +403,12 @@ def export_network(
             "steps": steps,
             "ends": ends,
         }
-        name = "encode.json" if isinstance(network, Encoder) else "decode.json"
+        name = _DESCRIPTIONS[isinstance(network, Encoder)]
         (output.path / name).write_text(json.dumps(content) + "\n", encoding="utf-8")
         if weights:
             metadata = {"format": "mlx", "fingerprint": values_hash}
             try:
-                mx.save_safetensors(str(output.path / "weights.safetensors"), arrays, metadata)
+                mx.save_safetensors(str(output.path / _WEIGHTS), arrays, metadata)
             except RuntimeError as error:
                 raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
     weight_bytes = sum(array.nbytes for array in arrays.values()) if weights else 0

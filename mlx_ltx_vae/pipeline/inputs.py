@@ -3,6 +3,7 @@
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -15,7 +16,7 @@ import numpy as np
 from ..checkpoint import VAESource
 from ..errors import LatentsError, warn
 from ..latents import LatentsFile, LatentsInfo, open_latents
-from ..latents.formats import MappedLatents
+from ..latents.formats import MappedLatents, open_tensor_file
 from ..latents.keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes, KeyframesFile, open_keyframes
 from ..latents.metadata import LatentSpace
 from ..model_table import models_for
@@ -86,6 +87,17 @@ class LatentReader:
     def read(self, file: KeyframesFile) -> Keyframes:
         """Read keyframes, normalized."""
         return file.read(statistics=self.statistics, unnormalized=self.unnormalized)
+
+
+def open_without_vae(path: str, *, tensor: str | None = None, grid: Grid | None = None) -> LatentsFile | None:
+    """Open a latent file before its VAE is known. Returns `None` if it cannot be read without one.
+
+    Raises a `LatentsError` for what is no latent file.
+    """
+    open_tensor_file(path)
+    with suppress(LatentsError):  # its layout may depend on the VAE
+        return open_latents(path, tensor=tensor, grid=grid)
+    return None
 
 
 class DecodeInput(ABC):

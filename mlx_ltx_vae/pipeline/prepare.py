@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from math import ceil, floor
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,7 @@ import numpy as np
 
 from ..backend.mlx_utils import to_mlx
 from ..errors import LatentsError, LTXVAEError, PlanError, option, takes_options, warn
+from ..files import check_folder
 from ..frame_format import common_format
 from ..latents.keyframes import Keyframes
 from ..latents.writer import rescue_latents
@@ -30,9 +32,10 @@ from ..video.sink_table import OutputFile
 from .clip_audio import AudioSettings, ClipAudio, clip_audio, film_audio, find_audio
 from .decode import DecodePipeline, check_shape
 from .execution import ExecutionState, arrays_released
-from .inputs import ClipInput, DecodeInput, FilmInput, MemoryInput
+from .inputs import ClipInput, DecodeInput, FilmInput, MemoryInput, open_without_vae
 from .output import DecodeOutput, DecodeReport, join_reports
 from .progress import FrameBar, Progress
+from .sources import check_values
 
 
 @dataclass(frozen=True)
@@ -251,6 +254,44 @@ def _find_audio(
     if audio_latents is None or audio.vae is None:
         return None
     return clip_audio(audio, audio.vae, audio_latents, frames, fps)
+
+
+class DecodeChecks:
+    """Checks of latent files and of the output of their decode that need no VAE.
+
+    Attributes:
+        output: `None` if nothing is written.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[str],
+        path: str | None,
+        options: OutputOptions,
+        *,
+        tensor: str | None = None,
+        grid: Grid | None = None,
+    ) -> None:
+        """Open a latent file, or the windows of a film, and name the output. Raises the errors of both."""
+        files = [open_without_vae(path, tensor=tensor, grid=grid) for path in paths]
+        self._files = [file for file in files if file is not None]
+        shape = None if files[0] is None else files[0].shape
+        batch, is_still = (1, False) if shape is None else (shape.batch, shape.frames == 1)
+        self.output = None
+        if path is not None:
+            self.output = DecodeOutput(path, options, DEFAULT_FPS, {}, batch=batch, is_still=is_still)
+
+    def check_folder(self, output: str, *, makes_folders: bool) -> None:
+        """Raise a `WriterError` if an output cannot be written in its folder."""
+        if output != "-":
+            target = Path(output).parent if "%" in Path(output).name else Path(output)
+            check_folder(output, target, makes_folders=makes_folders)
+
+    def check_values(self, *, unnormalized: bool | None = None) -> None:
+        """Raise the errors of reading all values."""
+        for file in self._files:
+            ones = mx.ones((file.shape.channels,))
+            check_values(file.map(statistics=(0 * ones, ones), unnormalized=unnormalized))
 
 
 def with_preset(options: PlanOptions, name: str | None, video: Grid) -> PlanOptions:

@@ -249,9 +249,13 @@ def find_kind(name: str, options: OutputOptions) -> SinkKind:
         text = "is a device or a named pipe, whose name has no ending that says what to write into it"
         raise WriterError(f"{name}: {text}; use -o - > {name} for raw frames.")
     if not ending:
-        raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for PNG stills, or {name}.mp4.")
-    other_outputs = "a folder (ending in /) or %05d.png for stills, "
-    other_outputs += option("or - for raw frames", "- for raw frames, or .wav for the audio alone")
+        content = option("PNG stills", "files named after the inputs")
+        raise WriterError(f"{name}: is no folder and has no ending; write {name}/ for {content}, or {name}.mp4.")
+    other_outputs = option(
+        "a folder (ending in /) or %05d.png for stills, or - for raw frames",
+        "%05d.png for stills, a folder (ending in /) for files named after the inputs, - for raw frames, or .wav for "
+        "the audio alone",
+    )
     raise WriterError(f"{name}: its ending is not supported; use {', '.join(frame_endings())}, {other_outputs}.")
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 from PIL import Image, ImageDraw, ImageFont
 
-from ..errors import WriterError, option, warn
+from ..errors import OutputExists, WriterError, option, warn
 from ..files import PartFile, PartFolder, check_name, check_replaceable, warn_of_name, writing_to
 from ..options import OutputOptions
 from ..shapes import Size
@@ -98,9 +98,10 @@ def find_stills_target(name: str, endings: tuple[str, ...], *, overwrite: bool) 
         present = _find_stills(name, folder, pattern)
         if present and not overwrite:
             way = option("pass overwrite=True", "add -y")
-            raise WriterError(
+            text = (
                 f"{name}: {present[0]} already exists; use a new folder, or {way} to replace stills of the same names."
             )
+            raise OutputExists(text, os.path.join(folder, present[0]))
         for still in present:
             check_replaceable(folder / still, overwrite=True)
     elif os.path.exists(folder):
