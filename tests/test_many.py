@@ -147,7 +147,7 @@ def test_a_terminal_is_asked_before_a_file_is_replaced(clips, answer, code):
     assert shown.rstrip().endswith("one.mp4: already exists; choose another name, or add -y to replace it.")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("answer", "code"), [("all", 0), ("n", 1), ("y", 0), ("", 1)])
 def test_a_terminal_is_asked_once_for_all_outputs_that_exist(clips, answer, code):
     for name in ("one", "two"):

@@ -56,7 +56,8 @@ def test_a_terminal_shows_the_file_the_phase_and_what_is_left(golden, tmp_path, 
     assert re.fullmatch(last, phases[-1])
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("unbuffered", ["1", ""])
 def test_results_in_a_terminal_are_lines_of_their_own(golden, tmp_path, monkeypatch, unbuffered):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     for name in ("a", "b"):
