@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,9 @@ from .machine import DtypeName as DtypeName
 #: Values of `dtype=`: names, or `mx.float32`, `mx.bfloat16`, `mx.float16`. `None` means the checkpoint's dtype.
 GivenDtype = DtypeName | mx.Dtype | None
 DTYPES: dict[str, mx.Dtype] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
+
+_HALF_BYTES = 2
+_WORD = mx.uint64
 
 
 def dtype_name(dtype: mx.Dtype | np.dtype) -> str:
@@ -77,6 +80,26 @@ def take_joined(arrays: Sequence[mx.array], axis: int, start: int, stop: int) ->
         begin = end
     assert parts, "no array has the part"
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=axis)
+
+
+def in_words(move: Callable[..., mx.array], *arrays: mx.array, run: int | None = None) -> mx.array:
+    """Return `move(*arrays)`, moved in words of 8 bytes if the arrays are in half precision.
+
+    MLX's kernels that copy views move one element per thread, whatever its size.
+
+    Args:
+        move: moves values without changing them, or adds zeros. It gets the arrays, or views of them as words.
+        arrays: contiguous ones, since MLX would copy others for a view of words.
+        run: number of elements along the last axis that `move` keeps together, by default the whole axis. If it is not
+            a multiple of a word, elements are moved.
+    """
+    dtype = arrays[0].dtype
+    sizes = [array.shape[-1] if run is None else run for array in arrays]
+    if dtype.size != _HALF_BYTES or any(size * _HALF_BYTES % _WORD.size for size in sizes):
+        return move(*arrays)
+    if any(array.dtype != dtype for array in arrays):  # they become one dtype
+        return move(*arrays)
+    return move(*(array.view(_WORD) for array in arrays)).view(dtype)
 
 
 class _ThreadEnd:

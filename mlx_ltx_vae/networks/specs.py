@@ -221,9 +221,8 @@ class ConvSpec(LayerSpec):
     def _scratch_bytes(self, shape: ConvShape, machine: Machine) -> int:
         is_half = machine.itemsize != FLOAT32_BYTES
         formulation = self.rule(shape, machine.backend, allows_winograd=not (is_half and machine.keeps_dtype))
-        is_scaled = is_half and not machine.keeps_dtype and self.activation is Activation.NONE
         on_cpu = machine.backend is Backend.CPU
-        return scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu, is_scaled=is_scaled)
+        return scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu)
 
     def weight_copy_bytes(self, machine: Machine) -> int:
         """Return the bytes of the kernel in float32, in which the CPU backend computes for any dtype."""

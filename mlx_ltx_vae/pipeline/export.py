@@ -247,7 +247,8 @@ class _Recording:
     def _clip(self, count: int) -> tuple[list[Call], list[Call], list[Any]]:
         """Return the calls of the last one of some latent frames and of the end, and what is cached between them."""
         context = StreamContext(timesteps=self._draws.timesteps(1), noise_maps=self.tensors.maps)
-        stages = self._decoder.stages(context)
+        with tracing():
+            stages = self._decoder.stages(context)
         recorder = _Recorder(stages, self.tensors, self._functions)
         latents = {"latents": mx.zeros(self._shape)}
         if self._draws.scale is not None:

@@ -4,13 +4,14 @@ A kernel of three needs the last two positions to continue. `Window` caches exac
 true ends of the clip. A whole clip in one piece takes the same code path, with both ends in one step.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..backend.mlx_utils import contiguous, is_tracing, take, take_joined
+from ..backend.mlx_utils import contiguous, in_words, is_tracing, take, take_joined
 from ..errors import LatentsError
 from ..shapes import Axis, WindowSpec
 from .context import Cache, Stage
@@ -66,7 +67,7 @@ class Window:
         self.closed = last
         if not pieces:
             return None
-        joined = mx.concatenate(pieces, axis=self.axis)
+        joined = _join(pieces, self.axis)
         view = self._shift(joined, last) if self.spec.shifts else self._pad(joined, last)
         if view is None:
             self.positions = [] if last else _keep(pieces, self.axis, 0)
@@ -128,6 +129,15 @@ def window_starts(spec: WindowSpec, length: int, output: int, num_outputs: int) 
     return tuple(
         min(max(0, index - spec.behind), length - spec.kernel) for index in range(output, output + num_outputs)
     )
+
+
+def _join(pieces: Sequence[mx.array], axis: Axis) -> mx.array:
+    """Return pieces, each contiguous or a slice of a contiguous array, joined along an axis."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if math.prod(pieces[0].shape[:axis]) > 1:  # slices are not contiguous
+        return mx.concatenate(list(pieces), axis=axis)
+    return in_words(lambda *words: mx.concatenate(list(words), axis=axis), *pieces)
 
 
 def _keep(pieces: Sequence[mx.array], axis: Axis, start: int) -> list[mx.array]:

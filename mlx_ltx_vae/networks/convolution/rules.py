@@ -121,13 +121,8 @@ def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]
     return [(start, min(rows, start + height)) for start in range(0, rows, height)]
 
 
-def scratch_bytes(
-    shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool, is_scaled: bool = False
-) -> int:
-    """Return the bytes that a convolution allocates per batch item: input copies, intermediate results and output.
-
-    With `is_scaled`, the input is scaled to float16, once for each tap in time.
-    """
+def scratch_bytes(shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool) -> int:
+    """Return the bytes that a convolution allocates per batch item: input copies, intermediate results and output."""
     frames, height, width = (extent + TAPS - 1 for extent in shape.grid)  # extents of the padded input
     size = FLOAT32_BYTES if on_cpu else itemsize
     padded = frames * height * width * shape.in_channels
@@ -148,9 +143,7 @@ def scratch_bytes(
         elements = _joined_elements(shape) + winograd_elements(shape)
     else:
         joined = shape.grid[0] * height * width * TAPS * shape.in_channels
-        elements = 2 * joined + 4 * output
-    if is_scaled and not on_cpu:
-        elements += TAPS * shape.num_outputs * shape.in_channels
+        elements = padded + joined + 4 * output
     return elements * size
 
 
@@ -161,9 +154,15 @@ def winograd_elements(shape: ConvShape) -> int:
     if not (is_large and _can_take_winograd(joined, shape.out_channels)):
         return 0
     tiles_high, tiles_wide = (-(-extent // _WINOGRAD_TILE) for extent in shape.grid[1:])
-    padded = (_WINOGRAD_TILE * tiles_high + 2) * (_WINOGRAD_TILE * tiles_wide + 2) * joined
+    padded = winograd_positions(shape.grid) * joined
     transformed = _WINOGRAD_PRODUCTS * tiles_high * tiles_wide * (joined + shape.out_channels)
     return padded + transformed + _WINOGRAD_PRODUCTS * joined * shape.out_channels
+
+
+def winograd_positions(grid: Grid) -> int:
+    """Return the positions of a frame that MLX has padded to whole tiles."""
+    _, height, width = (-(-extent // _WINOGRAD_TILE) * _WINOGRAD_TILE + TAPS - 1 for extent in grid)
+    return height * width
 
 
 def is_padded_first(grid: Grid) -> bool:
