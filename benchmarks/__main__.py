@@ -12,6 +12,7 @@ from typing import Any, get_args
 from benchmarks.against import against_jobs, against_table
 from benchmarks.against_diffusers import SUBJECTS, diffusers_jobs, diffusers_table
 from benchmarks.audio import SECONDS, audio_table, share_jobs, share_table, work_share
+from benchmarks.copies import copies_jobs, copies_table
 from benchmarks.decoders import DECODERS, decoder_jobs, decoder_table
 from benchmarks.formulations import formulation_jobs, formulation_table
 from benchmarks.loading import loading_jobs, loading_table
@@ -41,6 +42,7 @@ _DOCS = Path(__file__).parents[1] / "docs"
 
 #: Measurements of fixed cases: what makes their jobs and their table, and a description.
 _FIXED = {
+    "copies": (copies_jobs, copies_table, "bytes that a decode by time copies with the formulations for Metal"),
     "formulations": (formulation_jobs, formulation_table, "what the package's convolutions gain over plain MLX"),
     "validate-plan": (validation_jobs, validation_table, "planned peaks against measured ones"),
 }

@@ -1,4 +1,4 @@
-"""Bytes that a decode by time copies on Metal: its steps run here without being computed, by the formulations of Metal.
+"""Bytes that a decode by time copies with the formulations for Metal, whose steps are made here and not computed.
 
 Nothing of this is measured on a Mac. Counted are the operations that only move values, each with what it reads and what
 it writes, and the kernels that compute a value from one position, since such a kernel may take over a copy. What MLX
@@ -6,19 +6,22 @@ copies within a Winograd convolution follows its source.
 """
 
 import math
+import statistics
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import patch
 
 import mlx.core as mx
 
-from benchmarks.measuring import Case, Run, make_random_network, table
+from benchmarks.measuring import Case, Job, Run, make_random_network, table
 from mlx_ltx_vae.backend.device import computing_for
 from mlx_ltx_vae.backend.machine import Backend, Machine
+from mlx_ltx_vae.backend.mlx_utils import DTYPES, in_words
 from mlx_ltx_vae.networks import layers
 from mlx_ltx_vae.networks.base import Decoder
 from mlx_ltx_vae.networks.convolution import conv3d
@@ -26,55 +29,100 @@ from mlx_ltx_vae.networks.convolution.rules import TAPS, ConvShape, winograd_ele
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import Axis
+from mlx_ltx_vae.streaming import window
 from mlx_ltx_vae.streaming.context import Stage, StreamContext
 from mlx_ltx_vae.streaming.driver import Schedule, run_stream
 from mlx_ltx_vae.streaming.window import TraceableCache
 from mlx_ltx_vae.units import MB
 
-_COPIES = ("concatenate", "pad", "contiguous", "stack", "tile")  # functions of MLX
+_COPIES = ("concatenate", "pad", "stack", "tile")  # functions of MLX
 _ARRAY = mx.array
-_HELPERS = (Path(__file__).name, "mlx_utils.py", "mock.py")  # files whose functions copy for their callers
-WINOGRAD = "MLX's Winograd"
+_HELPERS = (Path(__file__).name, "mlx_utils.py")  # files whose functions copy for their callers
+_WINOGRAD = "MLX's Winograd"
+_TURNS = 40
+
+
+def copies_jobs() -> list[Job]:
+    """Return the jobs of a decode by the published LTX-2.3, and of copies of its frames on this machine."""
+    case = Case(base_width=128, dtype="bfloat16", width=768, height=512, frames=121)
+    return [Job(copies, case, once=True), Job(words, case)]
+
+
+def words(case: Case) -> dict[str, Any]:
+    """Time copies of frames, as many and as wide as the last layers of the case have, in words and in elements.
+
+    Returns:
+        ratios: the processor time in words, of that in elements, by the function that copies.
+    """
+    dtype = DTYPES[case.dtype or "float32"]
+    frames = mx.zeros((1, 6, case.height // 8, case.width // 8, case.base_width), dtype)
+    cached, new = mx.zeros((1, 2, *frames.shape[2:]), dtype), mx.zeros((1, 4, *frames.shape[2:]), dtype)
+    mx.eval(frames, cached, new)
+    copying: dict[str, Callable[[], mx.array]] = {
+        "window._join": lambda: window._join([cached, new], Axis.TIME),
+        "window._copy": lambda: window._copy(new, Axis.TIME, 2),
+        "conv3d.join_frames": lambda: conv3d.join_frames(frames),
+        "conv3d.pad": lambda: conv3d.pad(frames, (0, 1, 1)),
+        "layers.interleave": lambda: layers.interleave(frames, (2, 2, 2)),
+    }
+    ratios = {}
+    for name, copy in copying.items():
+        seconds = [0.0, 0.0]
+        for turn in range(2 * _TURNS):
+            with _in_elements() if turn % 2 else nullcontext():
+                start = time.process_time()
+                mx.eval(copy())
+                seconds[turn % 2] += time.process_time() - start
+        ratios[name] = seconds[0] / seconds[1]
+    return {"ratios": ratios}
+
+
+@contextmanager
+def _in_elements() -> Iterator[None]:
+    """Let the package copy one by one what it copies in words."""
+
+    def move_elements(move: Callable[..., mx.array], *arrays: mx.array, run: int | None = None) -> mx.array:
+        return move(*arrays)
+
+    with ExitStack() as stack:
+        for module in (window, layers, conv3d):
+            stack.enter_context(patch.object(module, "in_words", move_elements))
+        yield
 
 
 def copies(case: Case) -> dict[str, Any]:
-    """Count a decode of a case by time as on Metal, with the weights of its published VAE in bfloat16.
+    """Count a decode of a case by time as on Metal, with random weights.
 
     Returns:
-        latent_frames, steps and chunk of the plan; copied_bytes and kernel_bytes by the function that has them copied
-        or computed: those of a latent frame in the middle of a long clip.
+        chunk of the plan; copied_bytes and kernel_bytes of a latent frame in the middle of a long clip, by the function
+        that has them copied or computed.
     """
     with computing_for(Backend.METAL):
         network = cast(Decoder, make_random_network(case))
         conv3d.prepare(network, keeps_dtype=False)
         grid = network.spec.scale.latent_grid((case.frames, case.height, case.width))
-        machine = Machine(Backend.METAL, itemsize=mx.bfloat16.size)
+        machine = Machine(Backend.METAL, itemsize=network.dtype.size)
         plan = plan_decode(
             network.spec, (1, network.spec.in_channels, *grid), machine, PlanOptions(mode="exact", order="time")
         )
-        snapshots: list[tuple[Counter[str], Counter[str]]] = []
+        piece = mx.zeros((1, plan.chunk, *grid[1:], network.spec.in_channels), network.dtype)
+        warm_up = 1 + math.ceil(plan.lookahead / plan.chunk)  # pieces after which each one passes all layers
+        with recorded() as counts:
+            snapshots: list[list[Counter[str]]] = []
 
-        def pieces(copied: Counter[str], computed: Counter[str]) -> Iterator[mx.array]:
-            for _ in range(_warm_up(plan.lookahead, plan.chunk) + 2):
-                snapshots.append((copied.copy(), computed.copy()))
-                yield mx.zeros((1, plan.chunk, *grid[1:], network.spec.in_channels), network.dtype)
+            def pieces() -> Iterator[mx.array]:
+                for _ in range(warm_up + 2):
+                    snapshots.append([each.copy() for each in counts])
+                    yield piece
 
-        with recorded() as (copied, computed):
-            stages = network.stages(StreamContext())
-            stream = run_stream(stages, pieces(copied, computed), steps=plan.steps, schedule=_Unevaluated(Axis.TIME))
-            while len(snapshots) < _warm_up(plan.lookahead, plan.chunk) + 2:
-                next(stream)
-    (*_, before, after) = snapshots
-    counts = [
+            stages, schedule = network.stages(StreamContext()), _Unevaluated(Axis.TIME)
+            for _ in run_stream(stages, pieces(), steps=plan.steps, schedule=schedule):
+                pass
+    copied, computed = (
         {name: count / plan.chunk for name, count in (later - earlier).items()}
-        for earlier, later in zip(before, after, strict=True)
-    ]
-    return {"chunk": plan.chunk, "steps": plan.steps, "copied_bytes": counts[0], "kernel_bytes": counts[1]}
-
-
-def _warm_up(lookahead: int, chunk: int) -> int:
-    """Return the pieces after which each one passes all layers."""
-    return 1 + math.ceil(lookahead / chunk)
+        for earlier, later in zip(*snapshots[-2:], strict=True)
+    )
+    return {"chunk": plan.chunk, "copied_bytes": copied, "kernel_bytes": computed}
 
 
 class _Unevaluated(Schedule):
@@ -92,8 +140,10 @@ def recorded() -> Iterator[tuple[Counter[str], Counter[str]]]:
     """Count the bytes read and written by copies and by kernels while the block runs, by the function that asks."""
     copied: Counter[str] = Counter()
     computed: Counter[str] = Counter()
+    slices: dict[int, mx.array] = {}  # by their ids, which are theirs while they are here
     transposed: dict[int, mx.array] = {}
-    transpose, reshape, convolve = _ARRAY.transpose, _ARRAY.reshape, mx.conv2d
+    slice_, transpose, reshape = _ARRAY.__getitem__, _ARRAY.transpose, _ARRAY.reshape
+    contiguous, convolve = mx.contiguous, mx.conv2d
 
     def counting(counts: Counter[str], function: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def count(*arguments: Any, **options: Any) -> mx.array:
@@ -104,15 +154,21 @@ def recorded() -> Iterator[tuple[Counter[str], Counter[str]]]:
 
         return count
 
-    def transposing(array: mx.array, *axes: Any) -> mx.array:
-        result = transpose(array, *axes)
-        transposed[id(result)] = result
-        return result
+    def viewing(views: dict[int, mx.array], function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def view(array: mx.array, *arguments: Any) -> mx.array:
+            result = function(array, *arguments)
+            if function is transpose or result.shape != array.shape:
+                views[id(result)] = result
+            return result
 
-    def reshaping(array: mx.array, *shape: Any) -> mx.array:
-        if id(array) in transposed:
-            copied[_caller()] += 2 * array.nbytes
-        return reshape(array, *shape)
+        return view
+
+    def copying(views: dict[int, mx.array], function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        def copy(array: mx.array, *arguments: Any) -> mx.array:
+            copied[_caller()] += 2 * array.nbytes if id(array) in views else 0
+            return function(array, *arguments)
+
+        return copy
 
     def convolving(frames: mx.array, weight: mx.array, *arguments: Any, **options: Any) -> mx.array:
         result = convolve(frames, weight, *arguments, **options)
@@ -121,7 +177,7 @@ def recorded() -> Iterator[tuple[Counter[str], Counter[str]]]:
         if winograd_elements(shape):
             # MLX fills an array with zeros, and copies the frames into it.
             zeros = count * winograd_positions(shape.grid) * frames.shape[-1] * frames.itemsize
-            copied[WINOGRAD] += zeros + 2 * frames.nbytes
+            copied[_WINOGRAD] += zeros + 2 * frames.nbytes
         return result
 
     with ExitStack() as stack:
@@ -132,24 +188,36 @@ def recorded() -> Iterator[tuple[Counter[str], Counter[str]]]:
         kernels = {dtype: counting(computed, kernel) for dtype, kernel in layers._SILU_KERNELS.items()}
         stack.enter_context(patch.object(layers, "_SILU_KERNELS", kernels))
         stack.enter_context(patch.object(mx, "conv2d", convolving))
-        stack.enter_context(patch.object(_ARRAY, "transpose", transposing))
-        stack.enter_context(patch.object(_ARRAY, "reshape", reshaping))
+        stack.enter_context(patch.object(mx, "contiguous", copying(slices, contiguous)))
+        stack.enter_context(patch.object(_ARRAY, "__getitem__", viewing(slices, slice_)))
+        stack.enter_context(patch.object(_ARRAY, "transpose", viewing(transposed, transpose)))
+        stack.enter_context(patch.object(_ARRAY, "reshape", copying(transposed, reshape)))
         yield copied, computed
 
 
 def _caller() -> str:
     """Return module and name of the function for which an operation is made."""
     frame = sys._getframe(2)
-    while Path(frame.f_code.co_filename).name in _HELPERS and frame.f_back is not None:
-        frame = frame.f_back
+    while (outer := frame.f_back) is not None and (
+        Path(frame.f_code.co_filename).name in _HELPERS
+        or frame.f_code.co_name.startswith("<")
+        or outer.f_code.co_name == in_words.__name__
+    ):
+        frame = outer
     return f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_name}"
 
 
 def copies_table(results: list[list[Run]]) -> str:
-    """Bytes of one latent frame in the middle of a clip, the most first, and their sums."""
-    (run,) = results[0]
+    """Bytes of one latent frame in the middle of a clip, the most first, and their sums; and the ratios of times."""
+    ((run,), turns) = results
+    ratios = {name: [each["ratios"][name] for each in turns] for name in turns[0]["ratios"]}
     rows = [
-        {"what": kind, "in": name, "MB per latent frame": f"{count / MB:.1f}"}
+        {
+            "what": kind,
+            "in": name,
+            "MB per latent frame": f"{count / MB:.1f}",
+            "in words": f"{statistics.median(ratios[name]):.2f}" if kind == "copied" and name in ratios else "",
+        }
         for kind in ("copied", "kernel")
         for name, count in [
             *sorted(run[f"{kind}_bytes"].items(), key=lambda item: -item[1]),
@@ -157,7 +225,8 @@ def copies_table(results: list[list[Run]]) -> str:
         ]
     ]
     notes = [
-        "Read and written, counted by the shapes of a decode by time on Metal, which is not run; no times.",
+        "Read and written, by the shapes of the steps of a decode by time on Metal, which are not computed.",
+        "in words: the processor time of such a copy here in words of 8 bytes, of that in elements.",
         f"{run['width']}x{run['height']}, {run['frames']} frames, chunks of {run['chunk']} latent frames.",
     ]
     return table(rows, notes)

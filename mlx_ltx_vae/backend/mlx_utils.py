@@ -22,6 +22,7 @@ DTYPES: dict[str, mx.Dtype] = {"float32": mx.float32, "bfloat16": mx.bfloat16, "
 
 _HALF_BYTES = 2
 _WORD = mx.uint64
+_WORD_ELEMENTS = _WORD.size // _HALF_BYTES
 
 
 def dtype_name(dtype: mx.Dtype | np.dtype) -> str:
@@ -85,21 +86,19 @@ def take_joined(arrays: Sequence[mx.array], axis: int, start: int, stop: int) ->
 def in_words(move: Callable[..., mx.array], *arrays: mx.array, run: int | None = None) -> mx.array:
     """Return `move(*arrays)`, moved in words of 8 bytes if the arrays are in half precision.
 
-    MLX's kernels that copy views move one element per thread, whatever its size.
+    MLX's kernels that copy views move one element per thread, whatever its size. float32 is moved as it is: on a CPU
+    words gain little there, and a convolution's result is a view that is not contiguous.
 
     Args:
         move: moves values without changing them, or adds zeros. It gets the arrays, or views of them as words.
-        arrays: contiguous ones, since MLX would copy others for a view of words.
-        run: number of elements along the last axis that `move` keeps together, by default the whole axis. If it is not
-            a multiple of a word, elements are moved.
+        arrays: of one dtype and one length along the last axis, and contiguous, since MLX copies others for a view.
+        run: number of elements along the last axis that `move` keeps together, by default the whole axis. Elements are
+            moved if they are no whole words.
     """
     dtype = arrays[0].dtype
-    sizes = [array.shape[-1] if run is None else run for array in arrays]
-    if dtype.size != _HALF_BYTES or any(size * _HALF_BYTES % _WORD.size for size in sizes):
+    if dtype.size != _HALF_BYTES or (arrays[0].shape[-1] if run is None else run) % _WORD_ELEMENTS:
         return move(*arrays)
-    if any(array.dtype != dtype for array in arrays):  # they become one dtype
-        return move(*arrays)
-    return move(*(array.view(_WORD) for array in arrays)).view(dtype)
+    return move(*[array.view(_WORD) for array in arrays]).view(dtype)
 
 
 class _ThreadEnd:

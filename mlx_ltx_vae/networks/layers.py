@@ -20,7 +20,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..backend.device import is_cpu
-from ..backend.mlx_utils import in_words, is_tracing, take, to_float
+from ..backend.mlx_utils import contiguous, in_words, is_tracing, take, to_float
 from ..shapes import Axis
 from ..streaming.context import Stage, StreamContext, pointwise
 from ..streaming.window import Delay, View, Window, windowed
@@ -28,6 +28,7 @@ from .convolution.conv3d import Conv3d, Pointwise
 from .specs import Activation, ConvSpec, FrameAttentionSpec, LayerSpec, PaddingMode, Shapes, Stride, Weights
 
 PIXEL_NORM_EPS = 1e-8
+_AXES = tuple(Axis)
 _LANES = 16
 _TERMS = 6  # of the series of an exponential, for arguments up to 1/4
 _HALVINGS = 4  # times that x is halved, so that few terms suffice
@@ -242,8 +243,7 @@ def pad(frames: mx.array, view: View, spec: LayerSpec, context: StreamContext) -
     requires none), and in space only if both sides are padded with zeros.
     """
     conv_padding = [0, 0, 0]
-    for axis in Axis:
-        window = spec.window(axis)
+    for axis, window in zip(_AXES, spec.windows, strict=True):
         before, after = (view.before, view.after) if axis is context.axis else (window.before, window.after)
         if axis is Axis.TIME:
             frames = extend(frames, axis, before, after, spec.time_padding)
@@ -300,7 +300,9 @@ def interleave(x: mx.array, stride: Stride) -> mx.array:
     def move(x: mx.array) -> mx.array:
         x = x.reshape(batch, time, height, width, p1, p2, p3, -1)
         x = x.transpose(0, 1, 4, 2, 5, 3, 6, 7)
-        return x.reshape(batch, time * p1, height * p2, width * p3, -1)
+        x = x.reshape(batch, time * p1, height * p2, width * p3, -1)
+        # Of a single position in time that becomes several it is a view, of which no words can be taken.
+        return contiguous(x) if time == p2 * p3 == 1 else x
 
     return in_words(move, x, run=channels // (p1 * p2 * p3))
 

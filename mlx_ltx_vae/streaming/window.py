@@ -140,6 +140,14 @@ def _join(pieces: Sequence[mx.array], axis: Axis) -> mx.array:
     return in_words(lambda *words: mx.concatenate(list(words), axis=axis), *pieces)
 
 
+def _copy(piece: mx.array, axis: Axis, start: int) -> mx.array:
+    """Return the positions of a piece from `start` on, without the array that it was cut from."""
+    length = piece.shape[axis]
+    if math.prod(piece.shape[:axis]) > 1:
+        return contiguous(take(piece, axis, start, length))
+    return in_words(lambda words: contiguous(take(words, axis, start, length)), piece)
+
+
 def _keep(pieces: Sequence[mx.array], axis: Axis, start: int) -> list[mx.array]:
     """Return `pieces` without their first `start` positions."""
     parts = []
@@ -147,7 +155,7 @@ def _keep(pieces: Sequence[mx.array], axis: Axis, start: int) -> list[mx.array]:
         length = piece.shape[axis]
         if start < length:
             # Copy slices, since a slice keeps the array that it was cut from alive. A whole array is not copied.
-            parts.append(contiguous(take(piece, axis, start, length)))
+            parts.append(_copy(piece, axis, start))
         start = max(0, start - length)
     return parts
 

@@ -26,7 +26,7 @@ columns.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -284,12 +284,12 @@ class Conv3d(PreparedModule):
         `padding` is the number of zeros to add at both ends of each axis, 0 in time. An `activation` is computed first,
         by the kernel that joins the frames: see `takes_activation`. Returns (B, T', H', W', O) in `dtype`.
         """
-        bias = self._ordered_bias()
-        extents = zip(frames.shape[1:4], padding, self._stride, strict=True)
-        time, height, width = ((extent + 2 * added - TAPS) // stride + 1 for extent, added, stride in extents)
-        shape = ConvShape((time, height, width), frames.shape[-1], len(bias), self._is_strided)
-        formulation = self._rule(shape, backend(), allows_winograd=self.weight.dtype != mx.bfloat16)
-        weight = lay_out(self.weight, self._layout, LAYOUTS[formulation], self._order)
+        bias, weight = self._ordered_bias(), self.weight
+        allows_winograd = weight.dtype != mx.bfloat16
+        formulation = _choose(
+            self._rule, frames.shape, padding, self._stride, bias.shape[0], backend(), allows_winograd=allows_winograd
+        )
+        weight = lay_out(weight, self._layout, LAYOUTS[formulation], self._order)
         if formulation in PRODUCTS:
             frames, weight, bias = (array.astype(mx.float32) for array in (frames, weight, bias))
             weight = weight if self._scale is None else weight * self._scale.inverse
@@ -307,6 +307,24 @@ class Conv3d(PreparedModule):
 
     def _ordered_bias(self) -> mx.array:
         return self.bias if self._order is None else mx.take(self.bias, mx.array(self._order))
+
+
+@lru_cache(maxsize=1024)
+def _choose(
+    rule: ConvRule,
+    input_shape: tuple[int, ...],
+    padding: Padding,
+    stride: tuple[int, int, int],
+    out_channels: int,
+    target: Backend,
+    *,
+    allows_winograd: bool,
+) -> Formulation:
+    """Return the formulation for an input (B, T, H, W, I). The steps of a stream have few shapes."""
+    extents = zip(input_shape[1:4], padding, stride, strict=True)
+    time, height, width = ((extent + 2 * added - TAPS) // step + 1 for extent, added, step in extents)
+    shape = ConvShape((time, height, width), input_shape[-1], out_channels, stride != (1, 1, 1))
+    return rule(shape, target, allows_winograd=allows_winograd)
 
 
 @partial(mx.compile, shapeless=True)

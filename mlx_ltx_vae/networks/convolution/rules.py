@@ -88,6 +88,8 @@ class ConvRule(Protocol):
     def __call__(self, shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
         """Choose a formulation. `allows_winograd`: operands stay accurate in Winograd kernels, unlike bfloat16."""
 
+    def __hash__(self) -> int: ...
+
 
 def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
     """Choose the formulation by the package's rule."""
