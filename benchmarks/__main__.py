@@ -15,6 +15,7 @@ from benchmarks.audio import SECONDS, audio_table, share_jobs, share_table, work
 from benchmarks.copies import copies_jobs, copies_table
 from benchmarks.decoders import DECODERS, decoder_jobs, decoder_table
 from benchmarks.formulations import formulation_jobs, formulation_table
+from benchmarks.host import host_jobs, host_table
 from benchmarks.loading import loading_jobs, loading_table
 from benchmarks.measuring import Job, Run, chosen_modes, make_case, open_case, report
 from benchmarks.overlap import overlap, overlap_table
@@ -44,6 +45,7 @@ _DOCS = Path(__file__).parents[1] / "docs"
 _FIXED = {
     "copies": (copies_jobs, copies_table, "bytes that a decode by time copies with the formulations for Metal"),
     "formulations": (formulation_jobs, formulation_table, "what the package's convolutions gain over plain MLX"),
+    "host": (host_jobs, host_table, "Python and graphs of a decode by time with the formulations for a GPU"),
     "validate-plan": (validation_jobs, validation_table, "planned peaks against measured ones"),
 }
 

@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 import mlx.core as mx
 
 from benchmarks.measuring import Case, Job, Run, make_random_network, table
-from mlx_ltx_vae.backend.device import computing_for
+from mlx_ltx_vae.backend.device import backend, computing_for
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.backend.mlx_utils import DTYPES, in_words
 from mlx_ltx_vae.networks import layers
@@ -40,6 +40,8 @@ _ARRAY = mx.array
 _HELPERS = (Path(__file__).name, "mlx_utils.py")  # files whose functions copy for their callers
 _WINOGRAD = "MLX's Winograd"
 _TURNS = 40
+
+Snapshot = TypeVar("Snapshot")
 
 
 def copies_jobs() -> list[Job]:
@@ -97,42 +99,70 @@ def copies(case: Case) -> dict[str, Any]:
         chunk of the plan; copied_bytes and kernel_bytes of a latent frame in the middle of a long clip, by the function
         that has them copied or computed.
     """
-    with computing_for(Backend.METAL):
-        network = cast(Decoder, make_random_network(case))
-        conv3d.prepare(network, keeps_dtype=False)
-        grid = network.spec.scale.latent_grid((case.frames, case.height, case.width))
-        machine = Machine(Backend.METAL, itemsize=network.dtype.size)
-        plan = plan_decode(
-            network.spec, (1, network.spec.in_channels, *grid), machine, PlanOptions(mode="exact", order="time")
-        )
-        piece = mx.zeros((1, plan.chunk, *grid[1:], network.spec.in_channels), network.dtype)
-        warm_up = 1 + math.ceil(plan.lookahead / plan.chunk)  # pieces after which each one passes all layers
-        with recorded() as counts:
-            snapshots: list[list[Counter[str]]] = []
-
-            def pieces() -> Iterator[mx.array]:
-                for _ in range(warm_up + 2):
-                    snapshots.append([each.copy() for each in counts])
-                    yield piece
-
-            stages, schedule = network.stages(StreamContext()), _Unevaluated(Axis.TIME)
-            for _ in run_stream(stages, pieces(), steps=plan.steps, schedule=schedule):
-                pass
+    with computing_for(Backend.METAL), recorded() as counts:
+        network = prepared_decoder(case)
+        chunk, (earlier, later) = steady_state(network, case, Unevaluated(), lambda: [each.copy() for each in counts])
     copied, computed = (
-        {name: count / plan.chunk for name, count in (later - earlier).items()}
-        for earlier, later in zip(*snapshots[-2:], strict=True)
+        {name: count / chunk for name, count in (after - before).items()}
+        for before, after in zip(earlier, later, strict=True)
     )
-    return {"chunk": plan.chunk, "copied_bytes": copied, "kernel_bytes": computed}
+    return {"chunk": chunk, "copied_bytes": copied, "kernel_bytes": computed}
 
 
-class _Unevaluated(Schedule):
-    """Steps whose results are replaced by others of their shape, so that no graph grows and nothing is computed."""
+class Unevaluated(Schedule):
+    """Steps whose results are replaced by others of their shape, so that no graph grows and nothing is computed.
+
+    Attributes:
+        steps: the number of steps.
+        seconds: the processor time in which this thread made their graphs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Axis.TIME)
+        self.steps, self.seconds = 0, 0.0
 
     def compute(self, stage: Stage, inputs: list[mx.array], last: bool) -> list[mx.array]:
+        start = time.thread_time()
         result = stage.step(inputs.pop() if inputs else None, last)
+        self.seconds += time.thread_time() - start
+        self.steps += 1
         for cache in cast("list[TraceableCache]", stage.caches):
             cache.load([mx.zeros(array.shape, array.dtype) for array in cache.arrays])
         return [] if result is None else [mx.zeros(result.shape, result.dtype)]
+
+
+def prepared_decoder(case: Case) -> Decoder:
+    """Return the decoder of a case with random weights, prepared for the backend that is computed for."""
+    network = make_random_network(case)
+    conv3d.prepare(network, keeps_dtype=False)
+    return cast(Decoder, network)
+
+
+def steady_state(
+    network: Decoder, case: Case, schedule: Unevaluated, measure: Callable[[], Snapshot]
+) -> tuple[int, list[Snapshot]]:
+    """Run a decode of a case by time for the backend that is computed for.
+
+    Returns:
+        The latent frames of a chunk; and what `measure` returns before and after a chunk in the middle of a long clip.
+    """
+    grid = network.spec.scale.latent_grid((case.frames, case.height, case.width))
+    machine = Machine(backend(), itemsize=network.dtype.size)
+    plan = plan_decode(
+        network.spec, (1, network.spec.in_channels, *grid), machine, PlanOptions(mode="exact", order="time")
+    )
+    piece = mx.zeros((1, plan.chunk, *grid[1:], network.spec.in_channels), network.dtype)
+    warm_up = 1 + math.ceil(plan.lookahead / plan.chunk)  # pieces after which each one passes all layers
+    snapshots: list[Snapshot] = []
+
+    def pieces() -> Iterator[mx.array]:
+        for _ in range(warm_up + 2):
+            snapshots.append(measure())
+            yield piece
+
+    for _ in run_stream(network.stages(StreamContext()), pieces(), steps=plan.steps, schedule=schedule):
+        pass
+    return plan.chunk, snapshots[-2:]
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.copies import copies
+from benchmarks.host import host
 from benchmarks.measuring import Case, FixedRule, open_case
 from metal_emulation import EmulatedGPU, emulated, load_decoder, stored_in_bfloat16
 from mlx_ltx_vae import VideoVAE, demo, load_latents
@@ -58,16 +59,21 @@ def test_words_are_moved_as_their_elements_are(name, dtype):
     x, y = noise(2, 3, 16).astype(dtype), noise(2, 4, 16, seed=2).astype(dtype)
     x = mx.where(x > 1, mx.nan, x)
     result = in_words(moving, x, y, run=run)
-    assert {each.dtype for each in moved} == {dtype if dtype == mx.float32 else mx.uint64}
+    takes_words = dtype != mx.float32 and not mx.cuda.is_available()
+    assert {each.dtype for each in moved} == {mx.uint64 if takes_words else dtype}
     assert result.dtype == dtype
     assert np.array_equal(bits(result), bits(move(x, y)))
     with tracing():
         assert np.array_equal(bits(mx.compile(partial(in_words, move, run=run))(x, y)), bits(move(x, y)))
 
 
-def test_elements_that_are_no_whole_words_are_moved_one_by_one():
+def test_elements_that_are_no_whole_words_or_are_on_cuda_are_moved_one_by_one(monkeypatch):
     x = noise(1, 2, 6).astype(mx.bfloat16)
     assert in_words(lambda array: array, x) is x
+    with monkeypatch.context() as patched:
+        patched.setattr(mx.cuda, "is_available", lambda: True)
+        x = noise(1, 2, 8).astype(mx.bfloat16)
+        assert in_words(lambda array: array, x) is x
     assert in_words(lambda array: array, noise(1, 2, 8).astype(mx.bfloat16), run=2).dtype == mx.bfloat16
     for channels in (2, 4):
         x = noise(1, 1, 3, 2, 8 * channels).astype(mx.float16)
@@ -163,3 +169,12 @@ def test_convolutions_on_metal_join_no_frames_by_a_copy():
         upsampled += per_latent * height * width * layer.out_channels if layer.up != (1, 1, 1) else 0
     pixels = 8 * 256 * 192 * 3
     assert run["copied_bytes"]["layers.interleave"] == 4 * (upsampled + pixels)
+
+
+@pytest.mark.slow
+def test_the_host_is_timed_in_the_steps_of_a_decode():
+    case = Case(base_width=16, dtype="bfloat16", width=256, height=192, frames=121)
+    metal, cuda = (host(case, target=target) for target in ("metal", "cuda"))
+    layers_of_decoder = len(open_case(case).family.spec(open_case(case).config, "decoder").layers)
+    assert metal["steps"] == cuda["steps"] >= layers_of_decoder / 2, "a chunk has two latent frames"
+    assert cuda["seconds"] > 0 and metal["seconds"] > 0

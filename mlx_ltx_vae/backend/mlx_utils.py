@@ -86,8 +86,9 @@ def take_joined(arrays: Sequence[mx.array], axis: int, start: int, stop: int) ->
 def in_words(move: Callable[..., mx.array], *arrays: mx.array, run: int | None = None) -> mx.array:
     """Return `move(*arrays)`, moved in words of 8 bytes if the arrays are in half precision.
 
-    MLX's kernels that copy views move one element per thread, whatever its size. float32 is moved as it is: on a CPU
-    words gain little there, and a convolution's result is a view that is not contiguous.
+    MLX's kernels for Metal that copy views move one element per thread, whatever its size; those for CUDA move four,
+    and need no words. float32 is moved as it is: on a CPU words gain little there, and a convolution's result is a view
+    that is not contiguous.
 
     Args:
         move: moves values without changing them, or adds zeros. It gets the arrays, or views of them as words.
@@ -96,7 +97,8 @@ def in_words(move: Callable[..., mx.array], *arrays: mx.array, run: int | None =
             moved if they are no whole words.
     """
     dtype = arrays[0].dtype
-    if dtype.size != _HALF_BYTES or (arrays[0].shape[-1] if run is None else run) % _WORD_ELEMENTS:
+    length = arrays[0].shape[-1] if run is None else run
+    if dtype.size != _HALF_BYTES or length % _WORD_ELEMENTS or mx.cuda.is_available():
         return move(*arrays)
     return move(*[array.view(_WORD) for array in arrays]).view(dtype)
 
