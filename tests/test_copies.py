@@ -129,7 +129,8 @@ def test_what_is_viewed_as_words_is_contiguous_but_for_the_latents(monkeypatch, 
 
     with emulated(LARGE) if backend == "metal" else nullcontext():
         vae, latents = make_vae(backend)
-        decode(vae, latents, "time")
+        for mode in ("time", "rows") if backend == "cpu" else ("time",):
+            decode(vae, latents, mode)
     assert {shape[2:] for shape in copied} <= {(*latents.shape[3:], latents.shape[1])}
 
 

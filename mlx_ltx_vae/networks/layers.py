@@ -1,8 +1,9 @@
 """Layers of convolutional networks, written for streams. Arrays are (B, T, H, W, C).
 
-A layer's norm, timestep modulation and SiLU precede its convolution. On a GPU, SiLU is a single kernel. MLX's CPU
-backend for x86 computes exponentials one at a time (measured at 16 ns each, a third of the decode time). On the CPU the
-exponential is therefore a series of multiplications, which the compiler vectorizes.
+A layer's norm, timestep modulation and SiLU precede its convolution. On a GPU, SiLU is a single kernel, which on Metal
+joins the convolution's frames too. MLX's CPU backend for x86 computes exponentials one at a time (measured at 16 ns
+each, a third of the decode time). On the CPU the exponential is therefore a series of multiplications, which the
+compiler vectorizes.
 
 Checkpoints have two channel orders: (c, time, height, width) between blocks, and (c, width, height) for pixel patches.
 The symptom of the wrong order is a picture whose 4x4 blocks are transposed. Where a convolution is followed by

@@ -67,7 +67,7 @@ class Activation(enum.Enum):
 
     NONE = "none"
     INPUT = "input"  # applied to the whole view; the cache holds the layer's input unchanged
-    CACHED = "cached"  # applied to new input; the cache holds post-activation values
+    CACHED = "cached"  # applied to new input; the cache holds values after the norm and, but for Metal, SiLU
 
 
 class Step(NamedTuple):
