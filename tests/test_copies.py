@@ -120,8 +120,10 @@ def test_what_is_viewed_as_words_is_contiguous_but_for_the_latents(monkeypatch, 
 
     def check(move, *arrays, run=None):
         mx.eval(arrays)
-        views = [np.array(array.view(mx.uint16), copy=False) for array in arrays if array.dtype.size == 2]
-        copied.extend(view.shape for view in views if not view.flags.c_contiguous)
+        for array in arrays:
+            if array.dtype.size == 2 and (run or array.shape[-1]) % 4 == 0:
+                view = np.array(array.view(mx.uint16), copy=False)
+                copied.extend([] if view.flags.c_contiguous else [view.shape])
         return mlx_utils.in_words(move, *arrays, run=run)
 
     for module in (window, layers, conv3d):
