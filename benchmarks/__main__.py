@@ -12,8 +12,10 @@ from typing import Any, get_args
 from benchmarks.against import against_jobs, against_table
 from benchmarks.against_diffusers import SUBJECTS, diffusers_jobs, diffusers_table
 from benchmarks.audio import SECONDS, audio_table, share_jobs, share_table, work_share
+from benchmarks.copies import copies_jobs, copies_table
 from benchmarks.decoders import DECODERS, decoder_jobs, decoder_table
 from benchmarks.formulations import formulation_jobs, formulation_table
+from benchmarks.host import host_jobs, host_table
 from benchmarks.loading import loading_jobs, loading_table
 from benchmarks.measuring import Job, Run, chosen_modes, make_case, open_case, report
 from benchmarks.overlap import overlap, overlap_table
@@ -41,7 +43,9 @@ _DOCS = Path(__file__).parents[1] / "docs"
 
 #: Measurements of fixed cases: what makes their jobs and their table, and a description.
 _FIXED = {
+    "copies": (copies_jobs, copies_table, "bytes that a decode by time copies with the formulations for Metal"),
     "formulations": (formulation_jobs, formulation_table, "what the package's convolutions gain over plain MLX"),
+    "host": (host_jobs, host_table, "Python and graphs of a decode by time with the formulations for a GPU"),
     "validate-plan": (validation_jobs, validation_table, "planned peaks against measured ones"),
 }
 

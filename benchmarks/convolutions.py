@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
-from mlx_ltx_vae.networks.convolution.conv3d import Conv3d, Padding
+from mlx_ltx_vae.networks.convolution.conv3d import Conv3d, Padding, Pointwise
 
 Operands = dict[tuple[tuple[int, ...], mx.Dtype], mx.array]
 
@@ -20,7 +20,7 @@ class Convolution:
     """One call of a convolution, with channels last in all shapes.
 
     Attributes:
-        dtype: of its input.
+        dtype: of its input, after an activation that it computes.
     """
 
     module: Conv3d
@@ -39,9 +39,16 @@ def recorded(record: Callable[[Convolution], object]) -> AbstractContextManager:
     """Calls `record` with every convolution while the block runs."""
     convolve = Conv3d.__call__
 
-    def recording(module: Conv3d, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
-        output = convolve(module, frames, padding, skip)
-        record(Convolution(module, frames.shape, output.shape, frames.dtype, padding))
+    def recording(
+        module: Conv3d,
+        frames: mx.array,
+        padding: Padding,
+        skip: mx.array | None = None,
+        activation: Pointwise | None = None,
+    ) -> mx.array:
+        output = convolve(module, frames, padding, skip, activation)
+        operands = frames if activation is None else activation(frames)
+        record(Convolution(module, frames.shape, output.shape, operands.dtype, padding))
         return output
 
     return patch.object(Conv3d, "__call__", recording)

@@ -183,12 +183,12 @@ def test_blended_tiles_are_the_last_resort():
 
 def test_a_budget_that_nothing_meets_names_the_least_that_works():
     with pytest.raises(PlanError, match=r"the least that works is ([0-9.]+) GB") as caught:
-        plan((640, 384, 65), 0.5)
+        plan((768, 512, 65), 0.5)
     least = float(str(caught.value).split("works is ")[1].split(" GB")[0])
-    assert plan((640, 384, 65), least).peak_bytes <= least * GB
+    assert plan((768, 512, 65), least).peak_bytes <= least * GB
     with pytest.raises(PlanError):
-        plan((640, 384, 65), least - 0.02)
-    assert plan((640, 384, 65), 0.5, must_fit=False).memory.active <= least * GB
+        plan((768, 512, 65), least - 0.02)
+    assert plan((768, 512, 65), 0.5, must_fit=False).memory.active <= least * GB
 
 
 def test_exact_memory_does_not_grow_with_the_clip_and_the_single_pass_does():

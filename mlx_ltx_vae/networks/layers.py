@@ -1,8 +1,9 @@
 """Layers of convolutional networks, written for streams. Arrays are (B, T, H, W, C).
 
-A layer's norm, timestep modulation and SiLU precede its convolution. On a GPU, SiLU is a single kernel. MLX's CPU
-backend for x86 computes exponentials one at a time (measured at 16 ns each, a third of the decode time). On the CPU the
-exponential is therefore a series of multiplications, which the compiler vectorizes.
+A layer's norm, timestep modulation and SiLU precede its convolution. On a GPU, SiLU is a single kernel, which on Metal
+joins the convolution's frames too. MLX's CPU backend for x86 computes exponentials one at a time (measured at 16 ns
+each, a third of the decode time). On the CPU the exponential is therefore a series of multiplications, which the
+compiler vectorizes.
 
 Checkpoints have two channel orders: (c, time, height, width) between blocks, and (c, width, height) for pixel patches.
 The symptom of the wrong order is a picture whose 4x4 blocks are transposed. Where a convolution is followed by
@@ -20,14 +21,15 @@ import mlx.nn as nn
 import numpy as np
 
 from ..backend.device import is_cpu
-from ..backend.mlx_utils import is_tracing, take, to_float
+from ..backend.mlx_utils import contiguous, in_words, is_tracing, take, to_float
 from ..shapes import Axis
 from ..streaming.context import Stage, StreamContext, pointwise
 from ..streaming.window import Delay, View, Window, windowed
-from .convolution.conv3d import Conv3d
+from .convolution.conv3d import Conv3d, Pointwise
 from .specs import Activation, ConvSpec, FrameAttentionSpec, LayerSpec, PaddingMode, Shapes, Stride, Weights
 
 PIXEL_NORM_EPS = 1e-8
+_AXES = tuple(Axis)
 _LANES = 16
 _TERMS = 6  # of the series of an exponential, for arguments up to 1/4
 _HALVINGS = 4  # times that x is halved, so that few terms suffice
@@ -110,6 +112,13 @@ def activate(x: mx.array, modulation: Modulation | None = None, dtype: mx.Dtype 
     if modulation is not None:
         x = x * (1 + modulation.scale) + modulation.shift
     return silu(x, target)
+
+
+class InputActivation(NamedTuple):
+    """Norm, modulation and SiLU before a convolution: what is computed first, and what the convolution computes."""
+
+    enter: Pointwise
+    join: Pointwise | None  # `None` if everything is computed first
 
 
 def silu(x: mx.array, dtype: mx.Dtype | None = None) -> mx.array:
@@ -202,26 +211,40 @@ class CausalConv3d(nn.Module):
         """Return the dtype in which it takes its input, which follows a norm with this modulation."""
         return self.conv.operands(lambda: norm_bound(self.spec.in_channels, modulation))
 
+    def activation(self, modulation: Modulation | None) -> InputActivation:
+        """Return the norm, this modulation and SiLU, which returns the dtype of `operands`."""
+        dtype = self.operands(modulation)
+        if modulation is None and self.conv.takes_activation(dtype):
+            return InputActivation(pixel_norm, partial(silu, dtype=dtype))
+        return InputActivation(partial(activate, modulation=modulation, dtype=dtype), None)
+
     def window(self, context: StreamContext) -> Window:
         return make_window(self.spec, context)
 
-    def __call__(self, view: View, frames: mx.array, context: StreamContext, skip: mx.array | None = None) -> mx.array:
-        """Convolve frames (B, T, H, W, I), which are `view.frames` after norm and activation, and add `skip`.
+    def __call__(
+        self,
+        view: View,
+        frames: mx.array,
+        context: StreamContext,
+        skip: mx.array | None = None,
+        activation: Pointwise | None = None,
+    ) -> mx.array:
+        """Convolve frames (B, T, H, W, I), which are `view.frames` or computed from them, and add `skip`.
 
-        All axes are padded here. Axes other than the stream's are complete.
+        All axes are padded here. Axes other than the stream's are complete. See `Conv3d` for `activation`.
         """
         frames, conv_padding = pad(frames, view, self.spec, context)
-        return self.conv(frames, conv_padding, skip)
+        return self.conv(frames, conv_padding, skip, activation)
 
     def stages(self, context: StreamContext, *, modulation: Modulation | None = None) -> list[Stage]:
-        window, enter = self.window(context), None
+        window, enter, join = self.window(context), None, None
         if self.spec.activation is not Activation.NONE:
-            enter = partial(activate, modulation=modulation, dtype=self.operands(modulation))
+            enter, join = self.activation(modulation)
 
         def compute(view: View) -> mx.array:
             # With a stride, positions that do not complete an output stay in the window and are not convolved yet.
             length = window.spec.stride * (view.num_outputs - 1) + window.spec.kernel - view.before - view.after
-            return self(view, take(view.frames, context.axis, 0, length), context)
+            return self(view, take(view.frames, context.axis, 0, length), context, activation=join)
 
         return [windowed(window, compute, enter=enter)]
 
@@ -238,8 +261,7 @@ def pad(frames: mx.array, view: View, spec: LayerSpec, context: StreamContext) -
     requires none), and in space only if both sides are padded with zeros.
     """
     conv_padding = [0, 0, 0]
-    for axis in Axis:
-        window = spec.window(axis)
+    for axis, window in zip(_AXES, spec.windows, strict=True):
         before, after = (view.before, view.after) if axis is context.axis else (window.before, window.after)
         if axis is Axis.TIME:
             frames = extend(frames, axis, before, after, spec.time_padding)
@@ -290,11 +312,17 @@ def space_to_depth(x: mx.array, stride: Stride) -> mx.array:
 
 def interleave(x: mx.array, stride: Stride) -> mx.array:
     """Rearrange (B, T, H, W, p1*p2*p3*c) to (B, T*p1, H*p2, W*p3, c), with channels ordered (p1, p2, p3, c)."""
-    batch, time, height, width, _ = x.shape
+    batch, time, height, width, channels = x.shape
     p1, p2, p3 = stride
-    x = x.reshape(batch, time, height, width, p1, p2, p3, -1)
-    x = x.transpose(0, 1, 4, 2, 5, 3, 6, 7)
-    return x.reshape(batch, time * p1, height * p2, width * p3, -1)
+
+    def move(x: mx.array) -> mx.array:
+        x = x.reshape(batch, time, height, width, p1, p2, p3, -1)
+        x = x.transpose(0, 1, 4, 2, 5, 3, 6, 7)
+        x = x.reshape(batch, time * p1, height * p2, width * p3, -1)
+        # Of a single position in time that becomes several it is a view, of which no words can be taken.
+        return contiguous(x) if time == p2 * p3 == 1 else x
+
+    return in_words(move, x, run=channels // (p1 * p2 * p3))
 
 
 def depth_to_space_order(channels: int, stride: Stride) -> list[int]:
@@ -440,14 +468,14 @@ class ResnetBlock(nn.Module):
         if embedding is not None:
             modulations = read_modulations(self.scale_shift_table, embedding)
         window1, window2 = self.conv1.window(context), self.conv2.window(context)
-        dtype1, dtype2 = self.conv1.operands(modulations[0]), self.conv2.operands(modulations[1])
+        (enter1, join1), (enter2, join2) = map(CausalConv3d.activation, (self.conv1, self.conv2), modulations)
         # The first convolution caches its input before the norm, so the skip needs no separate copy.
         skip = Delay(context.axis, window1)
 
         def enter(view: View) -> mx.array:
             skip.push_view(view)
-            frames = activate(view.frames, modulations[0], dtype1)
-            return self.conv1(view, frames, context, self._noise(self.conv1.spec, view, context))
+            noise = self._noise(self.conv1.spec, view, context)
+            return self.conv1(view, enter1(view.frames), context, noise, join1)
 
         def leave(view: View) -> mx.array:
             past = skip.take(view.output, view.num_outputs)
@@ -457,11 +485,10 @@ class ResnetBlock(nn.Module):
                 norm = self.norm3.norm
                 past = self.conv_shortcut(mx.fast.layer_norm(past, norm.weight, norm.bias, _LAYER_NORM_EPS))
             noise = self._noise(self.conv2.spec, view, context)
-            return self.conv2(view, view.frames, context, past if noise is None else past + noise)
+            return self.conv2(view, view.frames, context, past if noise is None else past + noise, join2)
 
-        # The cache of the second convolution holds post-activation values.
-        activated = partial(activate, modulation=modulations[1], dtype=dtype2)
-        return [windowed(window1, enter, skip), windowed(window2, leave, skip, window1, enter=activated)]
+        # The cache of the second convolution holds values after the norm, and after SiLU if the convolution takes none.
+        return [windowed(window1, enter, skip), windowed(window2, leave, skip, window1, enter=enter2)]
 
     def _noise(self, spec: ConvSpec, view: View, context: StreamContext) -> mx.array | None:
         """Return this step's part of a map (H, W) or (B, H, W), which all frames share, times the per-channel scale."""

@@ -67,7 +67,7 @@ class Activation(enum.Enum):
 
     NONE = "none"
     INPUT = "input"  # applied to the whole view; the cache holds the layer's input unchanged
-    CACHED = "cached"  # applied to new input; the cache holds post-activation values
+    CACHED = "cached"  # applied to new input; the cache holds values after the norm and, but for Metal, SiLU
 
 
 class Step(NamedTuple):
@@ -221,16 +221,9 @@ class ConvSpec(LayerSpec):
     def _scratch_bytes(self, shape: ConvShape, machine: Machine) -> int:
         is_half = machine.itemsize != FLOAT32_BYTES
         formulation = self.rule(shape, machine.backend, allows_winograd=not (is_half and machine.keeps_dtype))
-        is_scaled = is_half and not machine.keeps_dtype and self.activation is Activation.NONE
         on_cpu = machine.backend is Backend.CPU
-        return scratch_bytes(
-            shape,
-            formulation,
-            machine.itemsize,
-            on_cpu=on_cpu,
-            is_scaled=is_scaled,
-            bounds_winograd=machine.bounds_winograd,
-        )
+        bounds = machine.bounds_winograd
+        return scratch_bytes(shape, formulation, machine.itemsize, on_cpu=on_cpu, bounds_winograd=bounds)
 
     def weight_copy_bytes(self, machine: Machine) -> int:
         """Return the bytes of the kernel in float32, in which the CPU backend computes for any dtype."""

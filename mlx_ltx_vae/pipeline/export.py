@@ -309,7 +309,8 @@ class _Recording:
         """Return the stages of a new stream: what prepares the input, the layers, and what completes the output."""
         network = self._network
         context = StreamContext(timesteps=self._draws.timesteps(1), noise_maps=self.tensors.maps)
-        stages = network.stages(context)
+        with tracing():
+            stages = network.stages(context)
         if isinstance(network, Encoder):
             prepare = pointwise(lambda levels: levels_to_pixels(levels, network.dtype))
             return [prepare, *stages, pointwise(network.to_latents)]

@@ -4,13 +4,14 @@ A kernel of three needs the last two positions to continue. `Window` caches exac
 true ends of the clip. A whole clip in one piece takes the same code path, with both ends in one step.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from ..backend.mlx_utils import contiguous, is_tracing, take, take_joined
+from ..backend.mlx_utils import contiguous, in_words, is_tracing, take, take_joined
 from ..errors import LatentsError
 from ..shapes import Axis, WindowSpec
 from .context import Cache, Stage
@@ -73,7 +74,7 @@ class Window:
         self.closed = last
         if not pieces:
             return None
-        joined = mx.concatenate(pieces, axis=self.axis)
+        joined = _join(pieces, self.axis)
         view = self._shift(joined, last) if self.spec.shifts else self._pad(joined, last)
         if view is None:
             self.positions = [] if last else _keep(pieces, self.axis, 0)
@@ -137,6 +138,23 @@ def window_starts(spec: WindowSpec, length: int, output: int, num_outputs: int) 
     )
 
 
+def _join(pieces: Sequence[mx.array], axis: Axis) -> mx.array:
+    """Return pieces, each contiguous or a slice of a contiguous array, joined along an axis."""
+    if len(pieces) == 1:
+        return pieces[0]
+    if math.prod(pieces[0].shape[:axis]) > 1:  # slices are not contiguous
+        return mx.concatenate(list(pieces), axis=axis)
+    return in_words(lambda *words: mx.concatenate(list(words), axis=axis), *pieces)
+
+
+def _copy(piece: mx.array, axis: Axis, start: int) -> mx.array:
+    """Return the positions of a piece from `start` on, without the array that it was cut from."""
+    length = piece.shape[axis]
+    if math.prod(piece.shape[:axis]) > 1:
+        return contiguous(take(piece, axis, start, length))
+    return in_words(lambda words: contiguous(take(words, axis, start, length)), piece)
+
+
 def _keep(pieces: Sequence[mx.array], axis: Axis, start: int) -> list[mx.array]:
     """Return `pieces` without their first `start` positions."""
     parts = []
@@ -144,7 +162,7 @@ def _keep(pieces: Sequence[mx.array], axis: Axis, start: int) -> list[mx.array]:
         length = piece.shape[axis]
         if start < length:
             # Copy slices, since a slice keeps the array that it was cut from alive. A whole array is not copied.
-            parts.append(contiguous(take(piece, axis, start, length)))
+            parts.append(_copy(piece, axis, start))
         start = max(0, start - length)
     return parts
 

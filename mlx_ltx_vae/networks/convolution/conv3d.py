@@ -26,7 +26,7 @@ columns.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
+from functools import lru_cache, partial, reduce
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -34,7 +34,7 @@ import mlx.nn as nn
 
 from ...backend.device import backend, is_cpu
 from ...backend.machine import Backend
-from ...backend.mlx_utils import contiguous, to_float
+from ...backend.mlx_utils import in_words, is_tracing, to_float
 from .rules import (
     LAYOUTS,
     PRODUCTS,
@@ -50,6 +50,8 @@ from .rules import (
 
 #: Positions of zeros at both ends of each axis.
 Padding = tuple[int, int, int]
+#: Computes each value by itself, and zero from zero.
+Pointwise = Callable[[mx.array], mx.array]
 # Output channels that a CPU copies at a time if they become the last axis. In float32 they fill a cache line, and their
 # weights are few enough to stay in the cache until every part of a line has been read.
 _BLOCK = 16
@@ -268,34 +270,61 @@ class Conv3d(PreparedModule):
         """
         return self.dtype if self._scale is None or norm_bound() > self._scale.longest else mx.float16
 
-    def __call__(self, frames: mx.array, padding: Padding, skip: mx.array | None = None) -> mx.array:
+    def takes_activation(self, operands: mx.Dtype) -> bool:
+        """Return whether a call takes an activation that returns this dtype. A traced run has no compiled kernels."""
+        layout = LAYOUTS[self._rule(ConvShape((1, 1, 1), 1, 1, self._is_strided), backend())]
+        is_scaled = self._scale is not None and operands != mx.float16
+        return layout is KernelLayout.JOINED and not is_scaled and not is_tracing()
+
+    def __call__(
+        self, frames: mx.array, padding: Padding, skip: mx.array | None = None, activation: Pointwise | None = None
+    ) -> mx.array:
         """Convolve frames (B, T, H, W, I), padded in time, in the dtype of `operands` or `dtype`, and add `skip`.
 
-        `padding` is the number of zeros to add at both ends of each axis, 0 in time. Returns (B, T', H', W', O) in
-        `dtype`.
+        `padding` is the number of zeros to add at both ends of each axis, 0 in time. An `activation` is computed first,
+        by the kernel that joins the frames: see `takes_activation`. Returns (B, T', H', W', O) in `dtype`.
         """
-        bias = self._ordered_bias()
-        extents = zip(frames.shape[1:4], padding, self._stride, strict=True)
-        time, height, width = ((extent + 2 * added - TAPS) // stride + 1 for extent, added, stride in extents)
-        shape = ConvShape((time, height, width), frames.shape[-1], len(bias), self._is_strided)
-        formulation = self._rule(shape, backend(), allows_winograd=self.weight.dtype != mx.bfloat16)
-        weight = lay_out(self.weight, self._layout, LAYOUTS[formulation], self._order)
+        bias, weight = self._ordered_bias(), self.weight
+        allows_winograd = weight.dtype != mx.bfloat16
+        formulation = _choose(
+            self._rule, frames.shape, padding, self._stride, bias.shape[0], backend(), allows_winograd=allows_winograd
+        )
+        weight = lay_out(weight, self._layout, LAYOUTS[formulation], self._order)
         if formulation in PRODUCTS:
             frames, weight, bias = (array.astype(mx.float32) for array in (frames, weight, bias))
             weight = weight if self._scale is None else weight * self._scale.inverse
             result = by_products(frames, weight, bias, padding, joins_columns=formulation is Formulation.COLUMNS)
             return (result if skip is None else result + skip).astype(self.dtype)
-        factors, inverse = None, None if self._scale is None else self._scale.inverse
+        inverse = None if self._scale is None else self._scale.inverse
         if formulation is Formulation.CONV3D:
             result = mx.conv3d(frames, weight.astype(frames.dtype), stride=self._stride, padding=padding)
             return add_bias(result, bias, skip, inverse)
-        if self._scale is not None and frames.dtype != mx.float16:  # the input has no bound
+        if self._scale is not None and frames.dtype != mx.float16 and activation is None:  # the input has no bound
             factors, inverse = scale_factors(frames, self._scale)
+            activation = partial(scale_to_half, factor=factors)
         compute = by_joined_frames if formulation is Formulation.JOINED else by_rows
-        return add_bias(compute(frames, weight, padding, factors), bias, skip, inverse)
+        return add_bias(compute(frames, weight, padding, activation), bias, skip, inverse)
 
     def _ordered_bias(self) -> mx.array:
         return self.bias if self._order is None else mx.take(self.bias, mx.array(self._order))
+
+
+@lru_cache(maxsize=1024)
+def _choose(
+    rule: ConvRule,
+    input_shape: tuple[int, ...],
+    padding: Padding,
+    stride: tuple[int, int, int],
+    out_channels: int,
+    target: Backend,
+    *,
+    allows_winograd: bool,
+) -> Formulation:
+    """Return the formulation for an input (B, T, H, W, I). The steps of a stream have few shapes."""
+    extents = zip(input_shape[1:4], padding, stride, strict=True)
+    time, height, width = ((extent + 2 * added - TAPS) // step + 1 for extent, added, step in extents)
+    shape = ConvShape((time, height, width), input_shape[-1], out_channels, stride != (1, 1, 1))
+    return rule(shape, target, allows_winograd=allows_winograd)
 
 
 @partial(mx.compile, shapeless=True)
@@ -311,29 +340,31 @@ def add_bias(
     return (total if skip is None else total + skip.astype(mx.float32)).astype(bias.dtype)
 
 
-def by_joined_frames(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
+def by_joined_frames(
+    frames: mx.array, weight: mx.array, padding: Padding, activation: Pointwise | None = None
+) -> mx.array:
     """Convolve in 2D over three neighboring frames joined along channels, for a GPU, without bias."""
     extents = zip(frames.shape[1:4], padding, strict=True)
     time, height, width = (extent + 2 * zeros - TAPS + 1 for extent, zeros in extents)
     if is_padded_first((time, height, width)):
         frames, padding = pad(frames, padding), (0, 0, 0)
-    joined = join_frames(frames, factors)
+    joined = join_frames(frames, activation)
     result = mx.conv2d(joined.flatten(0, 1), weight.reshape(*weight.shape[:3], -1), padding=padding[1:])
     return result.reshape(*joined.shape[:2], *result.shape[1:])
 
 
-def by_rows(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.array | None = None) -> mx.array:
+def by_rows(frames: mx.array, weight: mx.array, padding: Padding, activation: Pointwise | None = None) -> mx.array:
     """Convolve by three matrix products over overlapping rows of three joined frames, for a GPU, without bias.
 
     On a CPU, the rows are copied.
     """
-    padded = pad(join_frames(frames, factors), padding)
-    batch, time, height, width, channels = padded.shape
+    joined = join_frames(pad(frames, padding), activation)  # padded first, a third of the size
+    batch, time, height, width, channels = joined.shape
     positions = height * width
     rows, length, depth = height - 2, (height - 2) * width - 2, TAPS * channels
     kernel = weight.reshape(-1, TAPS, depth)
     outputs = kernel.shape[0]
-    views = contiguous(padded.flatten(2, 3))
+    views = joined.flatten(2, 3)
     overlapping = (time * positions * channels, positions * channels, channels, 1)
 
     def product(row: int, total: mx.array | None) -> mx.array:
@@ -346,18 +377,27 @@ def by_rows(frames: mx.array, weight: mx.array, padding: Padding, factors: mx.ar
     return mx.as_strided(result, (batch, time, rows, width - 2, outputs), strides)
 
 
-def join_frames(frames: mx.array, factors: mx.array | None = None) -> mx.array:
-    """Join frames: (B, T + 2, H, W, C) -> (B, T, H, W, 3C), in float16 if multiplied by `factors` (B, T, 1, 1, 1)."""
-    time = frames.shape[1] - TAPS + 1
-    taps = [frames[:, tap : tap + time] for tap in range(TAPS)]
-    return mx.concatenate(taps if factors is None else [scale_to_half(tap, factors) for tap in taps], axis=-1)
+def join_frames(frames: mx.array, activation: Pointwise | None = None) -> mx.array:
+    """Join frames: (B, T + 2, H, W, C) -> (B, T, H, W, 3C).
+
+    The `activation` gets a view (B, T, H * W, 3, C) of them, so that no kernel only copies.
+    """
+    batch, length, height, width, channels = frames.shape
+    time = length - TAPS + 1
+    if activation is None:
+        return in_words(lambda x: mx.concatenate([x[:, tap : tap + time] for tap in range(TAPS)], axis=-1), frames)
+    size = height * width * channels
+    strides = (length * size, size, channels, size, 1)
+    taps = mx.as_strided(frames, (batch, time, height * width, TAPS, channels), strides)
+    return activation(taps).reshape(batch, time, height, width, TAPS * channels)
 
 
 def pad(frames: mx.array, padding: Sequence[int]) -> mx.array:
     """Pad frames (B, T, H, W, C) or (N, H, W, C) with this many zeros at both ends of each axis."""
     if not any(padding):
         return frames
-    return mx.pad(frames, [(0, 0), *((extent, extent) for extent in padding), (0, 0)])
+    widths = [(0, 0), *((extent, extent) for extent in padding), (0, 0)]
+    return in_words(lambda x: mx.pad(x, widths), frames)
 
 
 def by_products(

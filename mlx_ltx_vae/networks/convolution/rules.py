@@ -88,6 +88,8 @@ class ConvRule(Protocol):
     def __call__(self, shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
         """Choose a formulation. `allows_winograd`: operands stay accurate in Winograd kernels, unlike bfloat16."""
 
+    def __hash__(self) -> int: ...
+
 
 def choose(shape: ConvShape, backend: Backend, *, allows_winograd: bool = True) -> Formulation:
     """Choose the formulation by the package's rule."""
@@ -122,18 +124,9 @@ def blocks(rows: int, row_bytes: int, in_channels: int) -> list[tuple[int, int]]
 
 
 def scratch_bytes(
-    shape: ConvShape,
-    formulation: Formulation,
-    itemsize: int,
-    *,
-    on_cpu: bool,
-    is_scaled: bool = False,
-    bounds_winograd: bool = True,
+    shape: ConvShape, formulation: Formulation, itemsize: int, *, on_cpu: bool, bounds_winograd: bool = True
 ) -> int:
-    """Return the bytes that a convolution allocates per batch item: input copies, intermediate results and output.
-
-    With `is_scaled`, the input is scaled to float16, once for each tap in time.
-    """
+    """Return the bytes that a convolution allocates per batch item: input copies, intermediate results and output."""
     frames, height, width = (extent + TAPS - 1 for extent in shape.grid)  # extents of the padded input
     size = FLOAT32_BYTES if on_cpu else itemsize
     padded = frames * height * width * shape.in_channels
@@ -154,9 +147,7 @@ def scratch_bytes(
         elements = _joined_elements(shape) + winograd_elements(shape, 1 if bounds_winograd else shape.grid[0])
     else:
         joined = shape.grid[0] * height * width * TAPS * shape.in_channels
-        elements = 2 * joined + 4 * output
-    if is_scaled and not on_cpu:
-        elements += TAPS * shape.num_outputs * shape.in_channels
+        elements = padded + joined + 4 * output
     return elements * size
 
 
@@ -167,9 +158,15 @@ def winograd_elements(shape: ConvShape, frames: int = 1) -> int:
     if not (is_large and _can_take_winograd(joined, shape.out_channels)):
         return 0
     tiles_high, tiles_wide = (-(-extent // _WINOGRAD_TILE) for extent in shape.grid[1:])
-    padded = (_WINOGRAD_TILE * tiles_high + 2) * (_WINOGRAD_TILE * tiles_wide + 2) * joined
+    padded = winograd_positions(shape.grid) * joined
     transformed = _WINOGRAD_PRODUCTS * tiles_high * tiles_wide * (joined + shape.out_channels)
     return frames * (padded + transformed) + _WINOGRAD_PRODUCTS * joined * shape.out_channels
+
+
+def winograd_positions(grid: Grid) -> int:
+    """Return the positions of a frame that MLX has padded to whole tiles."""
+    _, height, width = (-(-extent // _WINOGRAD_TILE) * _WINOGRAD_TILE + TAPS - 1 for extent in grid)
+    return height * width
 
 
 def is_padded_first(grid: Grid) -> bool:
