@@ -472,7 +472,7 @@ def plan_report(plan: Plan, networks: Mapping[str, Mapping[str, str]]) -> tuple[
     values = {"plan": plan.as_dict(), "estimated_seconds": seconds, **networks}
     values |= {"audio": audio.as_dict()} if audio else {}
     time = "" if seconds is None else f"\ntime     about {format_seconds(seconds)} on this machine, by earlier runs"
-    label = "VAE" if next(iter(networks)) == "vae" else "networks"
+    label = "VAE" if next(iter(networks)).endswith("vae") else "networks"
     text = f"{plan}{time}\n{label:<8} {describe_networks(networks)}"
     return values, text + (f"\n\n{audio}" if audio else "")
 

@@ -24,7 +24,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     if arguments.watch and not is_gallery:
         parser.error("--watch is for a gallery; name a page with -o, such as gallery.html")
     if is_audio(arguments.output or ""):
-        parser.error("a preview has pictures; decode -o NAME.wav decodes the audio alone")
+        parser.error(f"{arguments.output}: a preview has pictures; decode -o NAME.wav decodes the audio alone")
     if arguments.picks and not is_gallery:
         parser.error("--picks is for a gallery; name a page with -o, such as gallery.html")
     complete_inputs(parser, arguments, demo.LATENT_RGB, None if is_gallery else _CHOICES, kind=Kind.PREVIEW)

@@ -101,7 +101,7 @@ class EncodeSettings:
         }
         for key, value in values.items():
             if value not in (None, False):
-                flag = {"fit": "--resize or --fit", "audio": "--audio-model"}.get(key, f"--{key.replace('_', '-')}")
+                flag = {"fit": "--resize or --crop", "audio": "--audio-model"}.get(key, f"--{key.replace('_', '-')}")
                 problem = "has latents, which are decoded as they are, and encoded without audio"
                 raise PlanError(f"{name}: {problem}; leave out {option(f'{key}=', flag)}.")
 
