@@ -8,6 +8,18 @@ import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from mlx_ltx_vae.backend.mlx_utils import named_parameters
+from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
+from mlx_ltx_vae.conversion import STATISTICS_TENSORS, convert_checkpoint, read_all
+from mlx_ltx_vae.networks.base import AUDIO, PICTURES
+
+__all__ = [
+    "AUDIO", "GENERATIONS", "INDEX", "LAYOUTS", "PICTURES", "SHARD", "STATISTICS_TENSORS", "as_an_mlx_port_stores",
+    "assert_same_checkpoint", "assert_same_weights", "convert_checkpoint", "measured", "metadata", "named_parameters",
+    "network_of", "open_checkpoint", "open_weights", "read_all", "read_statistics", "read_weights", "rewritten",
+    "statistics_of", "write_pack", "write_shards",
+]  # fmt: skip
+
 GENERATIONS = {
     "ltxv_0_9_0": "LTX-Video 0.9.0",
     "ltxv_0_9_1": "LTX-Video 0.9.1",

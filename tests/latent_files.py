@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import load_latents
+from mlx_ltx_vae import LatentsError, load_latents
+from mlx_ltx_vae.latents import LatentsWriter, open_latents
+from mlx_ltx_vae.latents.metadata import LatentSpace
+
+__all__ = ["LatentSpace", "LatentsWriter", "assert_same", "open_latents", "refusal", "write", "write_sparse"]
 
 
 def assert_same(result: mx.array, expected: np.ndarray | mx.array, dtype: mx.Dtype | None = None) -> None:

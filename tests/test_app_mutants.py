@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from app_packages import MODULES
+from commands import mlx_ltx_vae as main
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.__main__ import main
 from mlx_ltx_vae.integrations.apps import APPS
 from test_app_run import LATENTS, apps, diffusion_config, network  # noqa: F401 (fixtures)
 

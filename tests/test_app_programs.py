@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from mlx_ltx_vae.__main__ import main
+from commands import mlx_ltx_vae as main
 from mlx_ltx_vae.commands.launchers import requirement
 from test_app_run import apps, network  # noqa: F401 (fixtures)
 

@@ -17,9 +17,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from app_packages import MODULES, network_arrays, write_apps
+from checkpoint_files import open_checkpoint
+from commands import mlx_ltx_vae as main
 from mlx_ltx_vae import Keyframes, LTXVAEError, VideoVAE, integrations
-from mlx_ltx_vae.__main__ import main
-from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.integrations.apps import APPS
 from mlx_ltx_vae.networks.noise import KeyedNoise
 from tolerances import tolerance

@@ -11,13 +11,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from audio_cases import random_latents
+from checkpoint_files import AUDIO, open_checkpoint
+from commands import convert, info
 from mlx_ltx_vae import AudioVAE, CheckpointError, VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.networks.audio.config import AudioVAEConfig, Norm
 from mlx_ltx_vae.networks.audio.specs import decoder_spec, encoder_spec
-from mlx_ltx_vae.networks.base import AUDIO
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_whole
 from tolerances import tolerance

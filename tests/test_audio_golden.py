@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from audio_cases import VAE_CASES, VOCODER_CASES, from_frames, to_frames, to_samples
+from checkpoint_files import named_parameters
 from mlx_ltx_vae import AudioVAE
-from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_stream, run_whole
 from tolerances import tolerance

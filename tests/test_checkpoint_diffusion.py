@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from checkpoint_files import assert_same_weights, network_of, read_statistics, statistics_of
+from checkpoint_files import assert_same_weights, network_of, open_checkpoint, read_statistics, statistics_of
 from checkpoint_files import write_pack as pack_of_networks
+from commands import convert, decode, info
 from diffusion_cases import CASES, as_numpy
 from mlx_ltx_vae import CheckpointError, VideoVAE, save_latents
 from mlx_ltx_vae.audio_vae import find_audio_decoder
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.networks.diffusion_decoder.family import DIFFUSION_VAE
 from mlx_ltx_vae.networks.video_vae.family import CONV_VAE
 from tolerances import tolerance

@@ -10,11 +10,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import fast_checkpoint
-from checkpoint_files import statistics_of, write_pack
-from mlx_ltx_vae.checkpoint import open_checkpoint
+from checkpoint_files import AUDIO, open_checkpoint, statistics_of, write_pack
+from mlx_ltx_vae import CheckpointError
 from mlx_ltx_vae.checkpoint.weight_files import choose_weights
-from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.networks.base import AUDIO
 
 LTX_VIDEO = [
     "README.md",

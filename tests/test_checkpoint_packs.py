@@ -12,16 +12,17 @@ from checkpoint_files import (
     LAYOUTS,
     assert_same_checkpoint,
     assert_same_weights,
+    convert_checkpoint,
     metadata,
+    open_checkpoint,
+    open_weights,
     read_statistics,
     read_weights,
     statistics_of,
     write_pack,
     write_shards,
 )
-from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
-from mlx_ltx_vae.conversion import convert_checkpoint
-from mlx_ltx_vae.errors import CheckpointError
+from mlx_ltx_vae import CheckpointError
 from mlx_ltx_vae.inspect import inspect_checkpoint
 
 # --- packs of MLX ports ---------------------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from checkpoint_files import open_checkpoint
+from commands import decode as main
+from commands import mlx_ltx_vae as package
 from many_files import refused, run
 from mlx_ltx_vae import VideoVAE, demo, save_latents
-from mlx_ltx_vae.__main__ import main as package
-from mlx_ltx_vae.checkpoint import loading, open_checkpoint
-from mlx_ltx_vae.decode import main
+from mlx_ltx_vae.checkpoint import loading
 from mlx_ltx_vae.pipeline.output import name_outputs
 from video_files import run_ffmpeg
 

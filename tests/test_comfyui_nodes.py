@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from checkpoint_files import named_parameters
 from comfyui_cases import FRAMES, LATENTS, PACK, frames_of, freed, latent
 from mlx_ltx_vae import CheckpointError, LatentsError, PlanError, ReaderError, VideoReader, VideoVAE, VideoWriter, demo
-from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.networks.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.networks.preview_vae.networks import PreviewDecoder
 from mlx_ltx_vae.video.ffmpeg import read_times
-from mlx_ltx_vae.video.metadata import read_metadata
 from test_security import calls
+from video_files import read_metadata
 
 
 def test_a_latent_becomes_a_video_file_with_the_frames_of_the_decode(comfy, execute, vae):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from commands import encode
 from mlx_ltx_vae import ReaderError, VideoReader, VideoVAE, compress_still, demo, load_latents
-from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.video import compression
 from mlx_ltx_vae.video.pictures import encode_png
 from video_files import children, run_ffmpeg

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from commands import decode, preview
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import VideoVAE, VideoWriter, WriterError, demo, load_latents, save_latents
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.preview import main as preview
-from mlx_ltx_vae.video import OutputOptions, open_sink, output_files
-from mlx_ltx_vae.video.metadata import read_metadata
+from mlx_ltx_vae.video import output_files
 from mlx_ltx_vae.video.stills import GAP, LABEL_HEIGHT, LONG_SIDE, sheet_beside
-from video_files import numbered, numbers, read, run_ffmpeg
+from video_files import OutputOptions, numbered, numbers, open_sink, read, read_metadata, run_ffmpeg
 
 SHEET = OutputOptions(contact_sheet=True)
 RGB = ["-m", str(demo.LATENT_RGB)]

@@ -13,13 +13,20 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from checkpoint_files import assert_same_checkpoint, metadata, read_weights, write_pack
+from checkpoint_files import (
+    assert_same_checkpoint,
+    convert_checkpoint,
+    metadata,
+    open_checkpoint,
+    read_weights,
+    write_pack,
+)
+from commands import convert as main
 from conftest import CONV_CASES
 from mlx_ltx_vae import CheckpointError, WriterError, __version__
 from mlx_ltx_vae.checkpoint import checkpoint as opening
-from mlx_ltx_vae.checkpoint import open_checkpoint, weight_files
-from mlx_ltx_vae.conversion import Comparison, Conversion, Verification, convert_checkpoint, verify_conversion
-from mlx_ltx_vae.convert import main
+from mlx_ltx_vae.checkpoint import weight_files
+from mlx_ltx_vae.conversion import Comparison, Conversion, Verification, verify_conversion
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from test_checkpoint_diffusers import write_folder
 

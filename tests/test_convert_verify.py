@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from checkpoint_files import measured, rewritten
-from mlx_ltx_vae import conversion
+from mlx_ltx_vae import CheckpointError, conversion
 from mlx_ltx_vae.conversion import Comparison
-from mlx_ltx_vae.errors import CheckpointError, CheckpointsDiffer
-from mlx_ltx_vae.networks.video_vae.config import decoder_spec, parse_vae_config
+from mlx_ltx_vae.errors import CheckpointsDiffer
 from test_convert import convert, verify_paths
 from tolerances import ON_CPU
+from vae_configs import decoder_spec, parse_vae_config
 
 WEIGHT, BIAS = "decoder.up_blocks.2.res_blocks.0.conv1.conv.weight", "decoder.conv_out.conv.bias"
 ZERO = "encoder.conv_in.conv.bias"

@@ -24,11 +24,11 @@ from safetensors.numpy import load_file, save_file
 import mlx_ltx_vae.__main__ as list_commands
 from audio_cases import random_latents
 from benchmarks.__main__ import build_parser as benchmarks_parser
+from latent_files import LatentSpace
 from mlx_ltx_vae import convert, decode, demo, encode, info, load_latents, preview, save_latents
 from mlx_ltx_vae.commands import run
 from mlx_ltx_vae.commands.parsers import PARSERS as ALL_PARSERS
 from mlx_ltx_vae.commands.parsers import bench_parser, run_parser
-from mlx_ltx_vae.latents.metadata import LatentSpace
 from video_files import noise, run_ffmpeg, write
 
 ROOT = Path(__file__).parents[1]

@@ -16,17 +16,16 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from commands import decode
+from commands import encode as main
 from conftest import link_kernels
+from latent_files import LatentsWriter
 from many_files import refused, run
 from mlx_ltx_vae import VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import psnr
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main
-from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.pipeline.encode import EncodePipeline
-from mlx_ltx_vae.video import open_sink
 from tolerances import tolerance
-from video_files import read, run_ffmpeg, write
+from video_files import open_sink, read, run_ffmpeg, write
 
 SIZE = (96, 64)
 write_video = partial(write, codec="ffv1")

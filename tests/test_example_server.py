@@ -20,9 +20,17 @@ import uvicorn
 
 from conftest import active_memory
 from examples import server
-from mlx_ltx_vae import DecodeCancelled, DecodeError, VideoVAE, WriterError, demo, load_latents, save_latents
+from mlx_ltx_vae import (
+    DecodeCancelled,
+    DecodeError,
+    FrameChunk,
+    VideoVAE,
+    WriterError,
+    demo,
+    load_latents,
+    save_latents,
+)
 from mlx_ltx_vae.backend.mlx_utils import psnr
-from mlx_ltx_vae.pipeline.frames import FrameChunk
 from video_files import children, run_ffmpeg
 
 PATIENCE = 60  # seconds, for what must happen at all

@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from commands import decode as main
 from mlx_ltx_vae import PlanError, VideoVAE, save_latents
-from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.planning.clip import make_excerpt, receptive_field
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig

@@ -12,16 +12,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from commands import decode, info, preview
 from conftest import CONV_CASES
 from mlx_ltx_vae import AudioVAE, CheckpointError, LatentsError, LTXVAEError, PlanError, VideoVAE, demo
 from mlx_ltx_vae.backend import function_file
 from mlx_ltx_vae.backend.device import computing_for
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.commands import run as run_command
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.pipeline.export import Functions
-from mlx_ltx_vae.preview import main as preview
 from tolerances import ON_CPU, tolerance
 
 PROGRAMS = Path(__file__).parents[1] / "examples" / "exported"

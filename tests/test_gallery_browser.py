@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 from chromium import PROGRAM, browser
 
+from commands import decode, preview
 from gallery_pages import RGB, read_cards, save_clip
 from many_files import VAE, run
 from mlx_ltx_vae.commands.gallery_page import GalleryClip, write_page
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.preview import main as preview
 
 pytestmark = [
     pytest.mark.slow,

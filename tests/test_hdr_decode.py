@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
+from commands import decode as main
+from commands import preview
 from conftest import FIXTURES, active_memory
 from hdr_formulas import (
     ACESCG_TO_REC709,
@@ -26,12 +28,10 @@ from hdr_formulas import (
     to_rec709,
 )
 from mlx_ltx_vae import FrameChunk, HDROptions, PreviewVAE, VideoVAE, WriterError, demo, load_latents, save_latents
-from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.pipeline.frames import write_chunk
-from mlx_ltx_vae.preview import main as preview
-from mlx_ltx_vae.video import OutputOptions, filters, open_sink, output_files
+from mlx_ltx_vae.video import filters, output_files
 from tolerances import PEAK_MARGIN
-from video_files import run_ffmpeg, write_tone
+from video_files import OutputOptions, open_sink, run_ffmpeg, write_tone
 
 PATCH = 16
 ROWS, COLUMNS = 8, 12

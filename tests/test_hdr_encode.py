@@ -7,11 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from commands import encode as main
 from conftest import active_memory
 from hdr_formulas import ACESCG_TO_REC709, CHROMATICITIES, encode_acescct, write_exr
-from mlx_ltx_vae import VideoVAE, demo, load_latents
-from mlx_ltx_vae.encode import main
-from mlx_ltx_vae.errors import ReaderError
+from mlx_ltx_vae import ReaderError, VideoVAE, demo, load_latents
 from mlx_ltx_vae.video import ExrReader
 from tolerances import PEAK_MARGIN, tolerance
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
+from checkpoint_files import convert_checkpoint, open_checkpoint
+from commands import decode
 from mlx_ltx_vae import HDROptions, VideoReader, VideoVAE, VideoWriter, commands, demo, load_latents, save_latents
-from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.commands.items import read_inputs
-from mlx_ltx_vae.conversion import convert_checkpoint
-from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.inspect import inspect
 from mlx_ltx_vae.integrations import install
-from mlx_ltx_vae.video import OutputOptions, open_sink
+from video_files import OutputOptions, open_sink
 
 LATENTS = mx.random.normal((1, 64, 1, 2, 2), key=mx.random.key(0))
 FRAMES = np.random.default_rng(0).integers(0, 256, (9, 32, 32, 3), np.uint8)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_ltx_vae.encode import main as encode
+from commands import encode
+from mlx_ltx_vae import VideoReader
 from mlx_ltx_vae.inspect import inspect_video
-from mlx_ltx_vae.video import OutputOptions, VideoReader, open_sink
 from test_info import info, refused, text  # noqa: F401
-from video_files import noise, run_ffmpeg, save_images
+from video_files import OutputOptions, noise, open_sink, run_ffmpeg, save_images
 
 KEYS = {
     "kind", "name", "frames", "width", "height", "fps", "is_variable", "seconds", "codec", "pixel_format", "nearest",

@@ -13,11 +13,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from audio_cases import random_latents
+from latent_files import open_latents
 from mlx_ltx_vae import AudioVAE, VideoReader, VideoVAE, load_latents, save_latents
 from mlx_ltx_vae import decode as decode_command
-from mlx_ltx_vae.errors import TilingError
-from mlx_ltx_vae.latents import open_latents
-from mlx_ltx_vae.tiling import decode_with_tiling, preset
+from mlx_ltx_vae.tiling import TilingError, decode_with_tiling, preset
 from test_video_audio_track import heard
 
 PAGE = Path(__file__).parents[1] / "docs" / "integrations.md"

@@ -15,17 +15,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from audio_cases import random_latents
+from commands import decode, encode, info, preview
+from latent_files import LatentsWriter
 from many_files import VAE as DEMO
 from many_files import failed, names, run
 from mlx_ltx_vae import AudioVAE, Keyframes, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
 from mlx_ltx_vae.checkpoint import loading
 from mlx_ltx_vae.commands.audio import AudioTask
 from mlx_ltx_vae.commands.items import join_items, read_inputs
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.latents import LatentsWriter
-from mlx_ltx_vae.preview import main as preview
 from test_joined import TOLERANCE, joined, joined_audio, windows_of
 from test_video_audio_track import heard
 

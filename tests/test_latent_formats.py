@@ -6,13 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latent_files import write_sparse
-from mlx_ltx_vae import demo, load_latents
+from commands import decode, info
+from latent_files import open_latents, write_sparse
+from mlx_ltx_vae import LatentsError, demo, load_latents
 from mlx_ltx_vae.commands.parsers import decode_parser
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.latents import formats, open_latents
+from mlx_ltx_vae.latents import formats
 from toy_format import START, TOY
 
 SHAPE = (1, 64, 2, 3, 4)

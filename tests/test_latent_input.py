@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from checkpoint_files import open_checkpoint
 from mlx_ltx_vae import DecodeCancelled, LatentsError, PlanError, VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.loading import load_network
 from mlx_ltx_vae.pipeline import sources
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, decode_with_tiling

@@ -10,13 +10,11 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE, demo, load_latents, save_latents
+from checkpoint_files import open_checkpoint
+from commands import convert, decode, info
+from mlx_ltx_vae import CheckpointError, LatentsError, ScaleFactors, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.backend.mlx_utils import psnr
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors
+from mlx_ltx_vae.shapes import DEFAULT_SCALE
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
 from tolerances import tolerance
 from video_files import read

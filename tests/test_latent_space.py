@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from checkpoint_files import open_checkpoint
+from latent_files import LatentSpace
 from mlx_ltx_vae import VideoVAE, VideoWriter, convert, decode, encode, load_latents, preview, save_latents
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.latents.metadata import LatentSpace
 from mlx_ltx_vae.networks.base import Statistics
 
 

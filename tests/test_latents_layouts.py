@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latent_files import assert_same, write
-from mlx_ltx_vae import demo
-from mlx_ltx_vae.errors import LatentsError, speaking_of_options
-from mlx_ltx_vae.latents import load_latents, save_latents
+from mlx_ltx_vae import LatentsError, demo, load_latents, save_latents
+from mlx_ltx_vae.errors import speaking_of_options
 from mlx_ltx_vae.latents.metadata import parse_grid
 
 CHANNELS = 7

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latent_files import assert_same
+from latent_files import assert_same, open_latents
+from mlx_ltx_vae import LatentsError, load_latents, save_latents
 from mlx_ltx_vae.backend import mlx_utils
-from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import load_latents, open_latents, save_latents
 
 SHAPE = (1, 8, 3, 4, 5)
 

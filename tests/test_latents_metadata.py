@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import load_latents
-from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors
+from mlx_ltx_vae import LatentsError, ScaleFactors, load_latents
+from mlx_ltx_vae.shapes import DEFAULT_SCALE
 
 GRID = (3, 4, 5)
 VIDEO = (17, 128, 160)  # at 32x32x8

@@ -14,10 +14,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from conftest import active_memory, file_size_limit
-from latent_files import assert_same
-from mlx_ltx_vae.errors import LatentsError, WriterError
-from mlx_ltx_vae.latents import LatentsWriter, load_latents, save_latents, writer
-from mlx_ltx_vae.shapes import ScaleFactors
+from latent_files import LatentsWriter, assert_same
+from mlx_ltx_vae import LatentsError, ScaleFactors, WriterError, load_latents, save_latents
+from mlx_ltx_vae.latents import writer
 from video_files import names
 
 

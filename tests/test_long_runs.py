@@ -20,10 +20,10 @@ from safetensors.numpy import save_file
 
 from conftest import FIXTURES, synthetic_checkpoint
 from fuzz_corpus import CHANNELS, small_config, small_weights
-from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae import VideoReader, VideoVAE
 from mlx_ltx_vae.process import remove_folder
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
-from mlx_ltx_vae.video import OutputOptions, VideoReader, open_sink
+from video_files import OutputOptions, open_sink
 
 pytestmark = pytest.mark.slow
 

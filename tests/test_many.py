@@ -13,15 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from commands import decode, encode, info, preview
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.commands.decode_command import DecodeTask
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.pipeline import decode as pipeline_decode
 from mlx_ltx_vae.pipeline import inputs
-from mlx_ltx_vae.preview import main as preview
 from terminals import run_on_terminal
 
 

@@ -15,18 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint_files import convert_checkpoint, open_checkpoint
+from latent_files import LatentsWriter
 from many_files import failed, run
-from mlx_ltx_vae import WriterError, decode, demo, encode
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.conversion import convert_checkpoint
-from mlx_ltx_vae.errors import LatentsError
+from mlx_ltx_vae import LatentsError, WriterError, decode, demo, encode
 from mlx_ltx_vae.files import PartFile, part_folder
-from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.pipeline.output import name_outputs
-from mlx_ltx_vae.video import open_sink
 from test_files_kept import PRECIOUS, REFUSED, REPLACED, mode, target_of, write
 from test_full_disk import small_disk  # noqa: F401
-from video_files import SIZE, noise
+from video_files import SIZE, noise, open_sink
 
 CALLS = ("create", "rename", "unlink", "close", "fsync")
 CONTENT = b"finished"

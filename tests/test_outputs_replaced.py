@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from conftest import nobody
-from mlx_ltx_vae.errors import WriterError
+from mlx_ltx_vae import WriterError
 from mlx_ltx_vae.process import remove_folder
-from mlx_ltx_vae.video import open_sink
-from video_files import SIZE, noise
+from video_files import SIZE, noise, open_sink
 
 
 def tree(folder: Path) -> list[str]:

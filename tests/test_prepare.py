@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from audio_cases import random_latents
+from commands import decode, encode
 from mlx_ltx_vae import (
     AudioVAE,
     CheckpointError,
@@ -25,8 +26,6 @@ from mlx_ltx_vae import (
     load_latents,
     save_latents,
 )
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
 from test_video_audio_track import heard
 from video_files import read
 

@@ -12,16 +12,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from checkpoint_files import named_parameters
+from commands import decode, preview
 from many_files import failed, names, run
-from mlx_ltx_vae import PreviewVAE, VideoReader, VideoVAE, demo, load_latents, save_latents
-from mlx_ltx_vae.backend.mlx_utils import named_parameters
-from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae import PreviewVAE, ScaleFactors, VideoReader, VideoVAE, demo, load_latents, save_latents
 from mlx_ltx_vae.networks import families
 from mlx_ltx_vae.networks.latent_rgb.family import LATENT_RGB
 from mlx_ltx_vae.networks.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.networks.preview_vae.networks import PreviewDecoder
-from mlx_ltx_vae.preview import main as preview
-from mlx_ltx_vae.shapes import ScaleFactors
 
 RGB = ["-m", str(demo.LATENT_RGB)]
 

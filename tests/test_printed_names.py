@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from commands import convert, decode, encode, info
 from many_files import VAE, names, run
 from mlx_ltx_vae import demo, load_latents, save_latents
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import printable
-from mlx_ltx_vae.info import main as info
 from video_files import noise, write
 
 # Clears the screen; C1; the direction of text and isolates; line separators; invisible: soft hyphen, tag, zero width.

@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_ltx_vae import demo
+from mlx_ltx_vae import ReaderError, VideoReader, VideoWriter, WriterError, compress_still, demo
 from mlx_ltx_vae.backend.device import is_reference_blas
-from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video import VideoReader, VideoWriter, compress_still
-from mlx_ltx_vae.video.audio_files import AudioReader
 from mlx_ltx_vae.video.ffmpeg import listing
 from tolerances import cpu_only
+from video_files import AudioReader
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "with_openblas.sh"
 

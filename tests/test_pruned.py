@@ -8,17 +8,20 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import fast_checkpoint
-from checkpoint_files import as_an_mlx_port_stores, assert_same_weights, read_statistics, read_weights
+from checkpoint_files import (
+    as_an_mlx_port_stores,
+    assert_same_weights,
+    open_checkpoint,
+    open_weights,
+    read_statistics,
+    read_weights,
+)
+from commands import convert, info
 from conftest import FIXTURES
-from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
+from mlx_ltx_vae import CheckpointError, VideoVAE
 from mlx_ltx_vae.checkpoint.weight_files import choose_file, choose_weights
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.networks.specs import PaddingMode
-from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from tolerances import tolerance
+from vae_configs import GENERATIONS, PaddingMode, decoder_spec, parse_vae_config
 
 MANIFEST = json.loads((FIXTURES / "pruna.json").read_text())
 LAYOUTS = ["original", "bare_decoder", "diffusers", "mlx", "mlx_flat"]

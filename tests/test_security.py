@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import mlx_ltx_vae
+from checkpoint_files import open_checkpoint
 from conftest import link_kernels
-from mlx_ltx_vae import LTXVAEError, VideoReader, demo, load_latents, save_latents
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.errors import ReaderError, WriterError
+from mlx_ltx_vae import LTXVAEError, ReaderError, VideoReader, WriterError, demo, load_latents, save_latents
 from mlx_ltx_vae.video.audio_files import find_audio
 from video_files import noise, run_ffmpeg, write
 

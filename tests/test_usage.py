@@ -13,20 +13,14 @@ from importlib.metadata import version
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
-from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
-from mlx_ltx_vae.bench import main as bench
+from commands import bench, convert, decode, encode, info, mlx_ltx_vae, preview
 from mlx_ltx_vae.commands import COMMANDS
 from mlx_ltx_vae.commands import run as run_command
 from mlx_ltx_vae.commands.cli import positive
 from mlx_ltx_vae.commands.options import add_option, read_options
 from mlx_ltx_vae.commands.other_tools import _WORDS
 from mlx_ltx_vae.commands.parsers import PARSERS
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.options import OutputOptions, option_field
-from mlx_ltx_vae.preview import main as preview
 
 MAINS = {
     "decode": decode,

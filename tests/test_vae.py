@@ -12,12 +12,12 @@ from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.frame_format import RGB8, RGB16, FrameOutput
 from mlx_ltx_vae.networks.noise import NoiseVolume, draw
-from mlx_ltx_vae.networks.video_vae.config import parse_vae_config
 from mlx_ltx_vae.options import DecodeOptions
 from mlx_ltx_vae.pipeline.execution import Execution
 from mlx_ltx_vae.pipeline.output_check import OutputCheck
 from mlx_ltx_vae.planning.plan import Order
 from mlx_ltx_vae.shapes import LatentShape
+from vae_configs import parse_vae_config
 
 
 @pytest.fixture(scope="module")

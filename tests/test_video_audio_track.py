@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from conftest import file_size_limit
-from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import VideoWriter, ffmpeg
+from mlx_ltx_vae import VideoWriter, WriterError
+from mlx_ltx_vae.video import ffmpeg
 from mlx_ltx_vae.video.audio import AudioTrack, write_wav
 from video_files import numbered, numbers, open_video, read, run_ffmpeg
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.video import Fit
+from mlx_ltx_vae import Fit, ReaderError
 from mlx_ltx_vae.video.ffmpeg import Description, Packet, parse_packets
 from mlx_ltx_vae.video.probe import VideoInfo, parse_description
 from mlx_ltx_vae.video.reader import fit_size

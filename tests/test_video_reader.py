@@ -8,7 +8,7 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
-from mlx_ltx_vae.video import Fit, VideoReader
+from mlx_ltx_vae import Fit, VideoReader
 from mlx_ltx_vae.video.reader import RateConverter
 from video_files import SIZE, noise, numbered, numbers, read, refusal, run_ffmpeg, save_images, write
 

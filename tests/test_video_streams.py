@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mlx_ltx_vae import Fit, VideoReader
 from mlx_ltx_vae.inspect import inspect_video
-from mlx_ltx_vae.video import Fit, VideoReader
 from video_files import SIZE, numbered, numbers, read, refusal, run_ffmpeg
 
 FLAT = np.array([200, 100, 50], np.uint8)

@@ -14,12 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from mlx_ltx_vae.errors import ReaderError
+from mlx_ltx_vae import ReaderError, VideoReader
 from mlx_ltx_vae.inspect import inspect_video
-from mlx_ltx_vae.video import VideoReader, ffmpeg
-from mlx_ltx_vae.video.audio_files import AudioReader
-from mlx_ltx_vae.video.metadata import read_metadata
-from video_files import numbers, run_ffmpeg
+from mlx_ltx_vae.video import ffmpeg
+from video_files import AudioReader, numbers, read_metadata, run_ffmpeg
 
 # What was parsed, or is, with what is in front of it in the log.
 LINES = [

@@ -15,8 +15,16 @@ import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.video import VideoReader, VideoWriter, open_sink
+from mlx_ltx_vae import ReaderError, VideoReader, VideoWriter
+from mlx_ltx_vae.video import OutputOptions, check_output, open_sink
+from mlx_ltx_vae.video.audio_files import AudioReader
+from mlx_ltx_vae.video.metadata import read_metadata
+
+__all__ = [
+    "AudioReader", "OutputOptions", "SIZE", "check_output", "children", "frame_times", "kill_children", "names",
+    "noise", "numbered", "numbers", "open_files", "open_sink", "open_video", "read", "read_metadata", "refusal",
+    "run_ffmpeg", "save_images", "write", "write_tone",
+]  # fmt: skip
 
 SIZE = (96, 64)
 
