@@ -12,10 +12,19 @@ import pytest
 from safetensors.numpy import save_file
 
 from mlx_ltx_vae import LatentsError, load_latents
-from mlx_ltx_vae.latents import LatentsWriter, open_latents
+from mlx_ltx_vae.latents import LatentsWriter, open_latents, writer
 from mlx_ltx_vae.latents.metadata import LatentSpace
 
-__all__ = ["LatentSpace", "LatentsWriter", "assert_same", "open_latents", "refusal", "write", "write_sparse"]
+__all__ = [
+    "LatentSpace",
+    "LatentsWriter",
+    "assert_same",
+    "open_latents",
+    "refusal",
+    "write",
+    "write_in_blocks",
+    "write_sparse",
+]
 
 
 def assert_same(result: mx.array, expected: np.ndarray | mx.array, dtype: mx.Dtype | None = None) -> None:
@@ -47,6 +56,11 @@ def write_sparse(path: Path, shape: tuple[int, ...], dtype: str = "F32") -> Path
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     os.truncate(path, 8 + len(header) + num_bytes)
     return path
+
+
+def write_in_blocks(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Have a `LatentsWriter` write blocks of this size, so that small latents are several."""
+    monkeypatch.setattr(writer, "_BLOCK_BYTES", num_bytes)
 
 
 def refusal(path: object, read: Callable[..., object] = load_latents) -> str:

@@ -12,9 +12,8 @@ import pytest
 from chromium import PROGRAM, browser
 
 from commands import decode, preview
-from gallery_pages import RGB, read_cards, save_clip
+from gallery_pages import RGB, read_cards, save_clip, write_cards
 from many_files import VAE, run
-from mlx_ltx_vae.commands.gallery_page import GalleryClip, write_page
 
 pytestmark = [
     pytest.mark.slow,
@@ -281,17 +280,16 @@ def test_pages_fit_narrow_and_wide_windows_in_light_and_dark(page, tmp_path, wid
 @pytest.mark.slow
 def test_a_watched_page_reloads_itself_and_keeps_marks(made, tmp_path, chromium):
     cards = [card | {"videos": []} for card in read_cards(made / "gallery.html")]
-    clips = [GalleryClip(**{name: value for name, value in card.items() if name != "data"}) for card in cards]
     page = tmp_path / "a b#c?.html"
-    write_page(page, clips[:3], is_watched=True, is_complete=True)
+    write_cards(page, cards[:3])
     chromium.open(page)
     chromium.press("ArrowRight", " ")
-    write_page(page, clips[:4], is_watched=True, is_complete=True)
+    write_cards(page, cards[:4])
     chromium.wait("document.querySelectorAll('article').length === 4")
     assert marked(chromium) == [name(1)]
     assert chromium.eval("document.querySelector('article[tabindex=\"0\"]').ariaLabel") == name(1)
     chromium.press("ArrowRight", "Enter")
-    write_page(page, clips[1:5], is_watched=True, is_complete=True)
+    write_cards(page, cards[1:5])
     time.sleep(2.5)  # a clip that is enlarged stays
     assert text(chromium, "#large .name") == name(2)
     chromium.press("Escape")
@@ -302,7 +300,7 @@ def test_a_watched_page_reloads_itself_and_keeps_marks(made, tmp_path, chromium)
 
 def test_an_empty_page_says_so(tmp_path, chromium):
     page = tmp_path / "empty.html"
-    write_page(page, [], is_watched=False, is_complete=True)
+    write_cards(page, [], is_watched=False)
     chromium.open(page)
     chromium.press("ArrowRight", " ", "Enter", "c")
     assert text(chromium, "#total") == "Clips: 0"

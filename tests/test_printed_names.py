@@ -10,7 +10,6 @@ import pytest
 from commands import convert, decode, encode, info
 from many_files import VAE, names, run
 from mlx_ltx_vae import demo, load_latents, save_latents
-from mlx_ltx_vae.errors import printable
 from video_files import noise, write
 
 # Clears the screen; C1; the direction of text and isolates; line separators; invisible: soft hyphen, tag, zero width.
@@ -40,11 +39,6 @@ def printed(capsys, main, *arguments, code=0):
     lines = captured.out.splitlines() + captured.err.splitlines()
     assert not [line for line in lines if line.startswith("Inputs: 9")]
     return lines
-
-
-def test_one_function_escapes_what_a_terminal_obeys():
-    assert printable(HOSTILE) == SHOWN
-    assert printable("漢字  é") == "漢字  é"
 
 
 def test_results_of_inputs_show_names_escaped(folder, capsys):

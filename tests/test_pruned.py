@@ -19,7 +19,6 @@ from checkpoint_files import (
 from commands import convert, info
 from conftest import FIXTURES
 from mlx_ltx_vae import CheckpointError, VideoVAE
-from mlx_ltx_vae.checkpoint.weight_files import choose_file, choose_weights
 from tolerances import tolerance
 from vae_configs import GENERATIONS, PaddingMode, decoder_spec, parse_vae_config
 
@@ -246,25 +245,6 @@ def test_paths_with_colons_are_paths(tmp_path):
     assert list(open_checkpoint(f"{folder}:c:d.safetensors").networks) == ["encoder", "decoder"]
     both.unlink()
     assert list(open_checkpoint(both).networks) == ["decoder"]  # now a/b.safetensors
-
-
-@pytest.mark.parametrize(
-    ("names", "choices"),
-    [
-        (
-            ["vae_decoder.safetensors", PACKED, "vae_encoder.safetensors"],
-            [["vae_encoder.safetensors", "vae_decoder.safetensors"], ["vae_encoder.safetensors", PACKED]],
-        ),
-        ([PACKED, "vae_encoder.safetensors"], [["vae_encoder.safetensors", PACKED]]),
-        (["vae/ltx-2.3_vae.safetensors", "vae/pruna_ltx2.3_vae_comfy_bf16.safetensors"], None),
-        (["vae_decoder.safetensors", "pruna_audio_vae.safetensors"], [["vae_decoder.safetensors"]]),
-    ],
-)
-def test_names_of_a_pack_on_the_hub(names, choices):
-    found = [[name for files in choice for name in files] for choice in choose_weights(names)]
-    assert found == (choices or [[name] for name in names])
-    for choice in found:
-        assert [name for files in choose_file(names, choice[-1]) for name in files] == choice
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

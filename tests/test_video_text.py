@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from imageio_ffmpeg import get_ffmpeg_exe
 
+from commands import report_of
 from mlx_ltx_vae import ReaderError, VideoReader
-from mlx_ltx_vae.inspect import inspect_video
 from mlx_ltx_vae.video import ffmpeg
 from video_files import AudioReader, numbers, read_metadata, run_ffmpeg
 
@@ -85,7 +85,7 @@ def add_text(source: Path, path: Path, key: str, value: str, *, is_attached: boo
 
 def found(path: Path) -> dict[str, Any]:
     """All that is said of a video and of its audio."""
-    report = inspect_video(path, None)
+    report = report_of(path)
     with VideoReader(path, multiple=1) as video:
         report |= {"start": video.start, "estimate": video.num_frames, "size": video.size, "rate": video.fps}
         report["checksum"] = sum(int(part.sum(dtype=np.int64)) for part in video)

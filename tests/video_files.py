@@ -16,7 +16,7 @@ import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from mlx_ltx_vae import ReaderError, VideoReader, VideoWriter
-from mlx_ltx_vae.video import OutputOptions, check_output, open_sink
+from mlx_ltx_vae.video import OutputOptions, check_output, ffmpeg, open_sink
 from mlx_ltx_vae.video.audio_files import AudioReader
 from mlx_ltx_vae.video.metadata import read_metadata
 
@@ -36,6 +36,11 @@ def run_ffmpeg(*arguments: object, data: bytes | None = None) -> bytes:
     done = subprocess.run(command, input=data, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
+
+
+def forget_ffmpeg() -> None:
+    """Ask the next ffmpeg again what it can do: it may be another program."""
+    ffmpeg.listing.cache_clear()
 
 
 def names(folder: Path) -> list[str]:
@@ -68,6 +73,12 @@ def write_tone(path: Path, seconds: float) -> Path:
 def noise(num_frames: int, size: tuple[int, int] = SIZE, dtype: type = np.uint8) -> np.ndarray:
     shape = (num_frames, size[1], size[0], 3)
     return np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+
+
+def psnr(frames: np.ndarray, other: np.ndarray) -> float:
+    """The peak signal-to-noise ratio of uint8 frames of one shape, in dB."""
+    assert frames.shape == other.shape
+    return float(20 * np.log10(255 / np.sqrt(np.mean((frames.astype(np.float64) - other) ** 2))))
 
 
 def numbered(num_frames: int, size: tuple[int, int] = SIZE) -> np.ndarray:
