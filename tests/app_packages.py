@@ -12,8 +12,11 @@ import mlx.core as mx
 from checkpoint_files import as_an_mlx_port_stores
 from mlx_ltx_vae.integrations import settings
 from mlx_ltx_vae.integrations.apps import APPS
+from mlx_ltx_vae.integrations.networks import give_back_weights
 
-__all__ = ["APPS", "MODULES", "forget_counts", "network_arrays", "write_apps"]
+__all__ = [
+    "APPS", "MODULES", "forget_counts", "give_back_weights", "network_arrays", "write_apps",
+]  # fmt: skip
 
 STATISTICS = ("per_channel_statistics.mean", "per_channel_statistics.std")
 

@@ -8,6 +8,7 @@ from typing import Any
 from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
 from mlx_ltx_vae.bench import main as bench
 from mlx_ltx_vae.commands import COMMANDS
+from mlx_ltx_vae.commands.parsers import PARSERS
 from mlx_ltx_vae.convert import main as convert
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
@@ -15,7 +16,8 @@ from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.preview import main as preview
 
 __all__ = [
-    "COMMANDS", "bench", "convert", "decode", "encode", "help_of", "info", "mlx_ltx_vae", "preview", "report_of",
+    "COMMANDS", "PARSERS", "bench", "convert", "decode", "encode", "help_of", "info", "mlx_ltx_vae", "preview",
+    "report_of",
 ]  # fmt: skip
 
 

@@ -313,3 +313,11 @@ def test_errors_are_one_line_and_debug_shows_the_traceback(tmp_path, capsys):
     assert main([*arguments, "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
     assert names_in(tmp_path) == []
+
+
+def test_psnr_is_measured_against_the_range_of_the_reference():
+    reference = mx.array([-2.0, 0.0, 2.0, 0.0])
+    assert Comparison.of(reference, mx.array(reference)) == Comparison(0.0, None)
+    found = Comparison.of(reference, reference + 0.25)
+    assert found.max_difference == 0.25
+    assert found.psnr == pytest.approx(20 * math.log10(4 / 0.25))

@@ -1,5 +1,6 @@
 """Paths that begin with "~": after "=" a shell leaves it, and programs that call the package have no shell."""
 
+import json
 import os
 import shutil
 import wave
@@ -10,11 +11,18 @@ import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from checkpoint_files import convert_checkpoint, open_checkpoint
-from commands import decode
-from mlx_ltx_vae import HDROptions, VideoReader, VideoVAE, VideoWriter, commands, demo, load_latents, save_latents
-from mlx_ltx_vae.commands.items import read_inputs
-from mlx_ltx_vae.inspect import inspect
-from mlx_ltx_vae.integrations import install
+from commands import decode, report_of
+from mlx_ltx_vae import (
+    HDROptions,
+    VideoReader,
+    VideoVAE,
+    VideoWriter,
+    commands,
+    demo,
+    integrations,
+    load_latents,
+    save_latents,
+)
 from video_files import OutputOptions, open_sink
 
 LATENTS = mx.random.normal((1, 64, 1, 2, 2), key=mx.random.key(0))
@@ -71,12 +79,16 @@ def test_inputs_and_lists_may_begin_with_the_home_folder(home, monkeypatch, comm
     assert expected in parse(command, inputs, monkeypatch)
 
 
-def test_lines_of_lists_and_tables_may_begin_with_the_home_folder(home):
+def test_lines_of_lists_and_tables_may_begin_with_the_home_folder(home, capsys):
     (home / "list.txt").write_text("~/a.npy\nb.npy\n")
     (home / "table.csv").write_text("path,output\n~/a.npy,~/a.mp4\n")
-    items = read_inputs([f"@{home}/list.txt", f"{home}/table.csv"], of_videos=False)
-    assert [item.source for item in items] == [f"{home}/a.npy", f"{home}/b.npy", f"{home}/a.npy"]
-    assert items[2].output == f"{home}/a.mp4"
+    for name in ("a.npy", "b.npy"):
+        np.save(home / name, LATENTS)
+    inputs = [f"@{home}/list.txt", f"{home}/table.csv", "-m", str(demo.VAE), "-o", f"{home}/{{name}}.mkv"]
+    assert decode([*inputs, "--dry-run", "--json"]) == 0
+    items = json.loads(capsys.readouterr().out)["items"]
+    assert [item["source"] for item in items] == [f"{home}/a.npy", f"{home}/b.npy", f"{home}/a.npy"]
+    assert items[2]["output"] == f"{home}/a.mp4"
 
 
 def test_a_command_writes_to_the_home_folder(home):
@@ -102,7 +114,7 @@ WRITERS = {
     "latents": ("a.safetensors", lambda vae, path: save_latents(path, LATENTS)),
     "a picture": ("a.png", lambda vae, path: next(iter(vae.stream(LATENTS))).save(path)),
     "a conversion": ("a", lambda vae, path: convert_checkpoint(open_checkpoint(demo.VAE), path)),
-    "latents of an app": ("a", lambda vae, path: install(save_latents=path).remove()),
+    "latents of an app": ("a", lambda vae, path: integrations.install(save_latents=path).remove()),
 }
 
 
@@ -127,6 +139,6 @@ def test_inputs_may_begin_with_the_home_folder(home, monkeypatch):
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "~/ffmpeg")
     write_video(home / "a.mov", audio="~/a.wav", audio_codec="pcm")
     assert VideoReader("~/a.mov").num_frames == len(FRAMES)
-    assert inspect("~/a.mov")["frames"] == len(FRAMES)
+    assert report_of("~/a.mov")["frames"] == len(FRAMES)
     assert mx.array_equal(load_latents("~/latents.safetensors")[0], LATENTS)
     assert VideoVAE.from_pretrained("~/vae.safetensors").decode(LATENTS).shape == (1, 3, 1, 64, 64)

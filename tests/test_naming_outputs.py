@@ -348,6 +348,13 @@ def test_a_file_that_becomes_read_only_meanwhile_costs_no_output(here, name):
     assert target.read_bytes() == PRECIOUS and target_of(other).stat().st_size > 50
 
 
+def test_outputs_of_a_batch_are_named_after_the_output():
+    assert name_outputs("a/clip.mp4", 1) == ["a/clip.mp4"]
+    assert name_outputs("a/clip.mp4", 2) == ["a/clip-0.mp4", "a/clip-1.mp4"]
+    assert name_outputs("out/", 2) == ["out-0/", "out-1/"]
+    assert name_outputs("out/%05d.png", 2) == ["out-0/%05d.png", "out-1/%05d.png"]
+
+
 @pytest.mark.parametrize("output", [".", "./", "..", "%05d.png", "../%05d.png"])
 def test_videos_of_a_batch_need_a_folder_with_a_name(here, output):
     with pytest.raises(LatentsError, match=rf"^{re.escape(output)}: has no name for the folders of 2 videos; "):

@@ -14,9 +14,10 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from PIL import Image
 
 from mlx_ltx_vae import VideoWriter, WriterError
-from mlx_ltx_vae.codec_table import CODECS
-from mlx_ltx_vae.video.codecs import ANIMATIONS, CONTAINER_ENDINGS
 from video_files import (
+    ANIMATIONS,
+    CODECS,
+    CONTAINER_ENDINGS,
     OutputOptions,
     check_output,
     frame_times,
