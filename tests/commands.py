@@ -5,6 +5,9 @@ from contextlib import redirect_stdout
 from io import StringIO
 from typing import Any
 
+import pytest
+
+from mlx_ltx_vae import commands
 from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
 from mlx_ltx_vae.bench import main as bench
 from mlx_ltx_vae.commands import COMMANDS
@@ -17,7 +20,7 @@ from mlx_ltx_vae.preview import main as preview
 
 __all__ = [
     "COMMANDS", "PARSERS", "bench", "convert", "decode", "encode", "help_of", "info", "mlx_ltx_vae", "preview",
-    "report_of",
+    "report_of", "values_of",
 ]  # fmt: skip
 
 
@@ -36,3 +39,11 @@ def help_of(command: str) -> str:
         except SystemExit as ended:
             assert ended.code == 0
     return out.getvalue()
+
+
+def values_of(monkeypatch: pytest.MonkeyPatch, command: str, arguments: list[str]) -> list[Any]:
+    """The values of all options and inputs with which a command would run."""
+    parsed: list[Any] = []
+    monkeypatch.setattr(commands, "import_command", lambda _: lambda _, given: parsed.append(given) or 0)
+    assert mlx_ltx_vae([command, *arguments]) == 0
+    return list(vars(parsed[0]).values())

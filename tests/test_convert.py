@@ -130,14 +130,16 @@ def test_a_dtype_casts_all_but_the_statistics(golden, tmp_path, stored, dtype):
 
 @pytest.mark.parametrize("network", ["encoder", "decoder"])
 def test_only_one_network_is_kept(golden, tmp_path, network):
-    source = golden("ltx2_3").checkpoint
+    source = golden("small_ltx2_3").checkpoint
     made = convert(source, tmp_path / "vae", only=network)
     assert made.networks == (network,)
     loaded = open_checkpoint(tmp_path / "vae")
     assert list(loaded.networks) == [network]
     assert loaded.config == open_checkpoint(source).config
     assert verify_paths(source, tmp_path / "vae", only=network).tensors == made.written.tensors
-    with pytest.raises(CheckpointsDiffer, match=r"vae: it lacks the tensor .* of the source ltx2_3\.safe.* --only"):
+    with pytest.raises(
+        CheckpointsDiffer, match=r"vae: it lacks the tensor .* of the source small_ltx2_3\.safe.* --only"
+    ):
         verify_paths(source, tmp_path / "vae")
 
 
@@ -155,7 +157,7 @@ def test_a_diffusers_folder_and_a_pack_convert_to_what_the_original_does(golden,
 
 
 def test_converting_the_converted_changes_nothing(golden, tmp_path):
-    first = convert(golden("ltxv_0_9_0").checkpoint, tmp_path / "once")
+    first = convert(golden("small_ltxv_0_9_1").checkpoint, tmp_path / "once")
     second = convert(tmp_path / "once", tmp_path / "twice")
     assert second.written == first.written
     assert_same_tensors(tmp_path / "once", tmp_path / "twice")

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from commands import decode, info, preview
+from commands import decode, info, mlx_ltx_vae, preview
 from conftest import CONV_CASES
 from mlx_ltx_vae import AudioVAE, CheckpointError, LatentsError, LTXVAEError, PlanError, VideoVAE, demo
 from mlx_ltx_vae.backend import function_file
 from mlx_ltx_vae.backend.device import computing_for
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.commands import run as run_command
 from mlx_ltx_vae.pipeline.export import Functions
 from tolerances import ON_CPU, tolerance
 
@@ -249,12 +248,12 @@ def test_a_failed_export_leaves_nothing_and_the_vae_decodes_as_before(golden, tm
 
 def test_the_command_exports(golden, tmp_path, capsys):
     line = ["-m", str(golden("small_ltx2_3").checkpoint), "-o", str(tmp_path / "exported"), "--size", "64x96"]
-    assert run_command("export", [*line, "--json"]) == 0
+    assert mlx_ltx_vae(["export", *line, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["width"], report["height"]) == (64, 96)
     assert report["functions"] == len(list((tmp_path / "exported").glob("*.mlxfn")))
     assert report["weight_bytes"] <= (tmp_path / "exported" / "weights.safetensors").stat().st_size
-    assert run_command("export", line) == 1
+    assert mlx_ltx_vae(["export", *line]) == 1
     assert "already exists and is not an empty folder" in capsys.readouterr().err
 
 
@@ -289,7 +288,7 @@ def test_the_command_says_what_is_missing(tmp_path, capsys, missing):
     options = {"-m": str(demo.VAE), "-o": str(tmp_path / "exported"), "--size": "32x64"}
     del options[missing]
     with pytest.raises(SystemExit) as ended:
-        run_command("export", [word for option in options.items() for word in option])
+        mlx_ltx_vae(["export", *(word for option in options.items() for word in option)])
     assert ended.value.code == 2
     assert f"{missing} " in capsys.readouterr().err
 

@@ -11,13 +11,12 @@ import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from checkpoint_files import convert_checkpoint, open_checkpoint
-from commands import decode, report_of
+from commands import decode, report_of, values_of
 from mlx_ltx_vae import (
     HDROptions,
     VideoReader,
     VideoVAE,
     VideoWriter,
-    commands,
     demo,
     integrations,
     load_latents,
@@ -55,19 +54,11 @@ def vae():
     return VideoVAE.from_pretrained(demo.VAE)
 
 
-def parse(command, arguments, monkeypatch):
-    """Return the values that a command is run with."""
-    parsed = []
-    monkeypatch.setattr(commands, "import_command", lambda _: lambda parser, arguments: parsed.append(arguments) or 0)
-    assert commands.run(command, arguments) == 0
-    return list(vars(parsed[0]).values())
-
-
 @pytest.mark.parametrize(("command", "option"), [(name, option) for name in OPTIONS for option in OPTIONS[name]])
 def test_every_path_option_may_begin_with_the_home_folder(home, monkeypatch, command, option):
     argument = f"{option}=~/a/" if option.startswith("--") else f"{option}~/a/"
     rest = {"run": ["--", "app", "~/b"], "bench": [], "export": []}.get(command, ["b"])
-    values = parse(command, [argument, *rest], monkeypatch)
+    values = values_of(monkeypatch, command, [argument, *rest])
     assert f"{home}/a/" in values
     assert command != "run" or ["app", "~/b"] in values  # which belong to the app
 
@@ -76,7 +67,7 @@ def test_every_path_option_may_begin_with_the_home_folder(home, monkeypatch, com
 def test_inputs_and_lists_may_begin_with_the_home_folder(home, monkeypatch, command):
     inputs = ["~/a.npy", "@~/list.txt", "./~/a.npy", "a~"]
     expected = [f"{home}/a.npy", f"@{home}/list.txt", f"{os.getcwd()}/~/a.npy", "a~"]
-    assert expected in parse(command, inputs, monkeypatch)
+    assert expected in values_of(monkeypatch, command, inputs)
 
 
 def test_lines_of_lists_and_tables_may_begin_with_the_home_folder(home, capsys):

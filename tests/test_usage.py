@@ -6,20 +6,16 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
-from commands import bench, convert, decode, encode, info, mlx_ltx_vae, preview
-from mlx_ltx_vae.commands import COMMANDS
-from mlx_ltx_vae.commands import run as run_command
+from commands import COMMANDS, PARSERS, bench, convert, decode, encode, info, mlx_ltx_vae, preview
 from mlx_ltx_vae.commands.cli import positive
 from mlx_ltx_vae.commands.options import add_option, read_options
 from mlx_ltx_vae.commands.other_tools import _WORDS
-from mlx_ltx_vae.commands.parsers import PARSERS
 from mlx_ltx_vae.options import OutputOptions, option_field
 
 MAINS = {
@@ -28,9 +24,9 @@ MAINS = {
     "encode": encode,
     "info": info,
     "convert": convert,
-    "export": partial(run_command, "export"),
+    "export": lambda arguments: mlx_ltx_vae(["export", *arguments]),
     "bench": bench,
-    "run": partial(run_command, "run"),
+    "run": lambda arguments: mlx_ltx_vae(["run", *arguments]),
 }
 NAMES = {main: name for name, main in MAINS.items()}
 
