@@ -82,6 +82,8 @@ def test_videos_show_names_escaped(folder, capsys):
 def test_reports_show_names_escaped(folder, capsys):
     vae = f"{HOSTILE}-vae.safetensors"
     assert printed(capsys, info, vae)[3] == f"name: {SHOWN}-vae.safetensors"
+    Path("b.safetensors").rename("漢字 é\x1b.safetensors")
+    assert printed(capsys, info, "漢字 é\x1b.safetensors")[3] == r"name: 漢字 é\x1b.safetensors"
     lines = printed(capsys, info, f"{HOSTILE}.safetensors", "-m", vae)
     assert lines[3] == f"name: {SHOWN}.safetensors"
     assert f"  vae: {SHOWN}-vae.safetensors" in lines
