@@ -10,6 +10,13 @@ from textwrap import dedent
 import mlx.core as mx
 
 from checkpoint_files import as_an_mlx_port_stores
+from mlx_ltx_vae.integrations import settings
+from mlx_ltx_vae.integrations.apps import APPS
+from mlx_ltx_vae.integrations.networks import give_back_weights
+
+__all__ = [
+    "APPS", "MODULES", "forget_counts", "give_back_weights", "network_arrays", "write_apps",
+]  # fmt: skip
 
 STATISTICS = ("per_channel_statistics.mean", "per_channel_statistics.std")
 
@@ -223,3 +230,8 @@ def write_apps(folder: Path, **changes: tuple[str, str]) -> None:
         path = folder.joinpath(*packages)
         path.mkdir(parents=True, exist_ok=True)
         (path / f"{last}.py").write_text(dedent(code.replace(before, after) if before else code))
+
+
+def forget_counts() -> None:
+    """Forget what the drop-ins of earlier tests have done, which `run` says at the end."""
+    settings.counts.clear()

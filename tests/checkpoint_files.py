@@ -8,6 +8,20 @@ import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from mlx_ltx_vae.backend.mlx_utils import named_parameters
+from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
+from mlx_ltx_vae.conversion import STATISTICS_TENSORS, convert_checkpoint, read_all
+from mlx_ltx_vae.networks.base import AUDIO, PICTURES
+from mlx_ltx_vae.networks.preview_vae.config import PreviewConfig
+from mlx_ltx_vae.networks.preview_vae.networks import PreviewDecoder
+
+__all__ = [
+    "AUDIO", "GENERATIONS", "INDEX", "LAYOUTS", "PICTURES", "SHARD", "STATISTICS_TENSORS", "as_an_mlx_port_stores",
+    "assert_same_checkpoint", "assert_same_weights", "convert_checkpoint", "measured", "metadata",
+    "named_parameters", "network_of", "open_checkpoint", "open_weights", "read_all", "read_statistics",
+    "read_weights", "rewritten", "statistics_of", "tiny_decoder_tensors", "write_pack", "write_shards",
+]  # fmt: skip
+
 GENERATIONS = {
     "ltxv_0_9_0": "LTX-Video 0.9.0",
     "ltxv_0_9_1": "LTX-Video 0.9.1",
@@ -111,6 +125,12 @@ def write_pack(folder, tensors, pattern, prefix, names, header=None):
         path = folder / pattern.format(network)
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(stored, path, header)
+
+
+def tiny_decoder_tensors(*widths):
+    """The tensors of a TAEHV without an encoder, with these numbers of channels and random weights, by their names."""
+    decoder = PreviewDecoder(PreviewConfig(widths, encoder_width=None))
+    return {f"decoder.{name}": array for name, array in named_parameters(decoder).items()}
 
 
 SHARD, INDEX = "model-0000{}-of-00002.safetensors", "model.safetensors.index.json"

@@ -225,19 +225,28 @@ def weights(golden: Callable[[str], GoldenCase]) -> Callable[[str], dict[str, np
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A list with an entry for each network whose weights are read."""
+def before_loads(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[str], object]], None]:
+    """`before_loads(call)`: the call is made with the name of each network before its weights are read."""
     from mlx_ltx_vae.checkpoint import loading  # after the environment is set
 
-    calls: list[Any] = []
-    load = loading.load_network
+    def add(call: Callable[[str], object]) -> None:
+        load = loading.load_network
 
-    def counted(*arguments):
-        calls.append(arguments)
-        return load(*arguments)
+        def call_and_load(checkpoint, name, *arguments):
+            call(name)
+            return load(checkpoint, name, *arguments)
 
-    monkeypatch.setattr(loading, "load_network", counted)
-    return calls
+        monkeypatch.setattr(loading, "load_network", call_and_load)
+
+    return add
+
+
+@pytest.fixture
+def loads(before_loads: Callable[[Callable[[str], object]], None]) -> list[str]:
+    """A list of the names of the networks whose weights are read."""
+    names: list[str] = []
+    before_loads(names.append)
+    return names
 
 
 @pytest.fixture

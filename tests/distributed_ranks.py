@@ -11,11 +11,9 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_ltx_vae import VideoVAE, save_latents
-from mlx_ltx_vae.decode import main as main_of_decode
+from commands import decode as main_of_decode
+from mlx_ltx_vae import DecodeStream, LTXVAEError, VideoVAE, save_latents
 from mlx_ltx_vae.distributed import Ranks
-from mlx_ltx_vae.errors import LTXVAEError
-from mlx_ltx_vae.pipeline.decode import DecodeStream
 
 
 def latents_of(vae, frames=3, height=5, width=2, batch=1):

@@ -33,24 +33,21 @@ if __name__ == "__main__":
 
 import mlx.core as mx
 
+from checkpoint_files import open_checkpoint
+from commands import decode, encode, info
 from fuzz_corpus import CHANNELS, HERE, Special, samples, small_config, small_weights
 from fuzz_mutations import Damage
-from mlx_ltx_vae import LTXVAEError, VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint
+from latent_files import open_latents
+from mlx_ltx_vae import LTXVAEError, PlanError, VideoVAE, load_keyframes
 from mlx_ltx_vae.checkpoint.weight_files import read_json
 from mlx_ltx_vae.commands.items import read_inputs
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.errors import PlanError
-from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.inspect import format_report, inspect
-from mlx_ltx_vae.latents import load_keyframes, open_latents
-from mlx_ltx_vae.networks.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
-from mlx_ltx_vae.networks.video_vae.names import is_diffusers_config, read_diffusers_config
+from mlx_ltx_vae.networks.video_vae.names import is_diffusers_config
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from mlx_ltx_vae.shapes import DEFAULT_SCALE
 from mlx_ltx_vae.video import ExrReader
+from vae_configs import decoder_spec, encoder_spec, parse_vae_config, read_diffusers_config
 
 SECONDS = 2  # of processor time, so that a busy machine is no hang
 _WAITING_SECONDS = 60  # for what blocks without using the processor

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors.numpy import save
 
 import synthetic_checkpoint
-from mlx_ltx_vae.networks.video_vae.config import decoder_spec, encoder_spec, parse_vae_config
+from vae_configs import decoder_spec, encoder_spec, parse_vae_config
 
 #: A name that a terminal obeys, shows from right to left, and breaks into lines.
 HOSTILE_NAME = "no\x1b[2J\x9b\u202e\u2028\u2066\rInputs\n9"

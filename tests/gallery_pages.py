@@ -8,6 +8,9 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_ltx_vae import demo, load_latents
+from mlx_ltx_vae.commands.gallery_page import GalleryClip, read_picks, write_page
+
+__all__ = ["RGB", "read_cards", "read_picks", "save_clip", "write_cards"]
 
 RGB = ["-m", str(demo.LATENT_RGB)]
 
@@ -24,3 +27,11 @@ def read_cards(page: Path) -> list[dict[str, Any]]:
     """The cards of a page, by a pattern of its lines."""
     pattern = r'<script type="application/json" class="clip">(.*)</script>'
     return [json.loads(text) for text in re.findall(pattern, page.read_text("ascii", "replace"))]
+
+
+def write_cards(
+    page: Path, cards: list[dict[str, Any]], *, is_watched: bool = True, marks: dict[str, Any] | None = None
+) -> None:
+    """Write a page of these cards, which `read_cards` has read from another, with the marks of a list."""
+    clips = [GalleryClip(**{name: value for name, value in card.items() if name != "data"}) for card in cards]
+    write_page(page, clips, is_watched=is_watched, is_complete=True, marks=marks or {})

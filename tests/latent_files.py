@@ -11,8 +11,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import load_latents
+from mlx_ltx_vae import LatentsError, load_latents
+from mlx_ltx_vae.latents import LatentsWriter, open_latents, writer
+from mlx_ltx_vae.latents.metadata import LatentSpace
+from mlx_ltx_vae.latents.writer import rescue_latents
+from mlx_ltx_vae.pipeline import sources
+
+__all__ = [
+    "LatentSpace", "LatentsWriter", "assert_same", "check_in_parts", "open_latents", "refusal", "rescue_latents",
+    "write", "write_in_blocks", "write_sparse",
+]  # fmt: skip
 
 
 def assert_same(result: mx.array, expected: np.ndarray | mx.array, dtype: mx.Dtype | None = None) -> None:
@@ -44,6 +52,16 @@ def write_sparse(path: Path, shape: tuple[int, ...], dtype: str = "F32") -> Path
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     os.truncate(path, 8 + len(header) + num_bytes)
     return path
+
+
+def check_in_parts(monkeypatch: pytest.MonkeyPatch, num_values: int) -> None:
+    """Have the latents of a file checked in parts of so many values before they are decoded."""
+    monkeypatch.setattr(sources, "VALUES_AT_ONCE", num_values)
+
+
+def write_in_blocks(monkeypatch: pytest.MonkeyPatch, num_bytes: int) -> None:
+    """Have a `LatentsWriter` write blocks of this size, so that small latents are several."""
+    monkeypatch.setattr(writer, "_BLOCK_BYTES", num_bytes)
 
 
 def refusal(path: object, read: Callable[..., object] = load_latents) -> str:

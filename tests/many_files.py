@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from commands import decode
 from mlx_ltx_vae import demo
-from mlx_ltx_vae.decode import main as decode
 
 VAE = ["-m", str(demo.VAE)]
 

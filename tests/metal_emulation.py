@@ -18,13 +18,14 @@ from unittest.mock import patch
 import mlx.core as mx
 
 from benchmarks.measuring import with_rule
+from checkpoint_files import open_weights
+from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.backend.mlx_utils import DtypeName
-from mlx_ltx_vae.checkpoint import Checkpoint, open_weights
+from mlx_ltx_vae.checkpoint import Checkpoint
 from mlx_ltx_vae.networks.convolution import conv3d, rules
 from mlx_ltx_vae.networks.convolution.rules import ConvRule, ConvShape, Formulation
-from mlx_ltx_vae.vae import VideoVAE
 from tolerances import skip_where_arrays_cannot_be_patched
 from winograd import winograd_conv2d
 

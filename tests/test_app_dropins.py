@@ -13,9 +13,9 @@ import pytest
 from mlx.utils import tree_map, tree_unflatten
 
 from app_packages import network_arrays
+from checkpoint_files import named_parameters
 from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, PlanError, VideoReader, VideoVAE
-from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.integrations import decode_and_stream, decode_streaming, decode_tiled, decode_whole, vae_of
 from mlx_ltx_vae.integrations.dropins import decode_latent
 from mlx_ltx_vae.planning.plan import Mode

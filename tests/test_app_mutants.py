@@ -8,10 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from app_packages import MODULES
+from app_packages import APPS, MODULES, forget_counts
+from commands import mlx_ltx_vae as main
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.__main__ import main
-from mlx_ltx_vae.integrations.apps import APPS
 from test_app_run import LATENTS, apps, diffusion_config, network  # noqa: F401 (fixtures)
 
 #: What the apps' own functions make: one number, which depends on all large weights, in the shape of a video.
@@ -146,9 +145,8 @@ def test_a_mutant_is_replaced_or_says_so_and_ends_with_its_video(
     entry,
     mutant,
 ):
-    from mlx_ltx_vae.integrations.settings import counts
 
-    counts.clear()
+    forget_counts()
     code, name, call = mutate(MODULES[entry.module], entry, mutant)
     module, make = entry.module, MAKERS.get(entry.owner, "network = target(file)")
     make = NETWORKS.get(entry.module, make) if not entry.owner else make

@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from commands import info
 from mlx_ltx_vae import VideoVAE, load_latents, save_latents
-from mlx_ltx_vae.inspect import inspect
 
 
 def test_no_call_changes_the_random_numbers_of_the_app(golden, tmp_path):
@@ -22,7 +22,7 @@ def test_no_call_changes_the_random_numbers_of_the_app(golden, tmp_path):
         "decode": lambda: vae.decode(latents, seed=3),
         "stream": lambda: next(vae.stream(latents)),
         "encode": lambda: vae.encode(mx.zeros((1, 3, 9, 64, 64))),
-        "info": lambda: (inspect(str(checkpoint)), inspect(str(file), vae=str(checkpoint))),
+        "info": lambda: (info([str(checkpoint)]), info([str(file), "-m", str(checkpoint)])),
         "load_latents": lambda: load_latents(file),
     }
     numbers = {}

@@ -16,12 +16,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from app_packages import MODULES, network_arrays, write_apps
+from app_packages import APPS, MODULES, network_arrays, write_apps
+from checkpoint_files import open_checkpoint
+from commands import mlx_ltx_vae as main
 from mlx_ltx_vae import Keyframes, LTXVAEError, VideoVAE, integrations
-from mlx_ltx_vae.__main__ import main
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.integrations.apps import APPS
-from mlx_ltx_vae.networks.noise import KeyedNoise
 from tolerances import tolerance
 
 ROOTS = {name.partition(".")[0] for name in MODULES}
@@ -462,18 +460,6 @@ def test_new_names_and_new_optional_parameters_change_nothing(apps, network, cap
 def test_an_app_that_is_not_known_is_refused():
     with pytest.raises(LTXVAEError, match="'mlx-video' is not a known app"):
         integrations.install("mlx-video")
-
-
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
-@pytest.mark.parametrize("shape", [(1, 3, 5, 8, 8), (1, 3, 3, 5, 7), (2, 1, 1, 1, 1)])
-def test_keyed_noise_is_that_of_mlx_in_any_part(shape, dtype):
-    key = mx.random.key(30005)
-    whole = np.array(mx.random.normal(shape, dtype, key=key).astype(mx.float32)).transpose(0, 2, 3, 4, 1)
-    part = (slice(shape[2] // 2, shape[2]), slice(0, shape[3]), slice(shape[4] // 2, shape[4]))
-    found = np.array(KeyedNoise(key, shape, dtype).part(*part))
-    expected = whole[(slice(None), *part)]
-    assert found.shape == expected.shape
-    assert np.array_equal(found, expected)
 
 
 def test_a_program_is_the_main_module_until_its_process_ends(apps, tmp_path):

@@ -5,13 +5,12 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from app_packages import network_arrays
-from mlx_ltx_vae.integrations import decode_whole, encode_whole, vae_of
-from mlx_ltx_vae.integrations.networks import give_back_weights
+from app_packages import give_back_weights, network_arrays
+from mlx_ltx_vae import integrations
 
 
 class AppDecoder(nn.Module):
-    __call__ = decode_whole
+    __call__ = integrations.decode_whole
 
     def __init__(self, arrays):
         super().__init__()
@@ -20,7 +19,7 @@ class AppDecoder(nn.Module):
 
 
 class AppEncoder(AppDecoder):
-    __call__ = encode_whole
+    __call__ = integrations.encode_whole
 
 
 def channels_first(array):
@@ -40,7 +39,7 @@ def test_an_apps_network_gets_the_weights_back_that_it_had(weights, kind, case, 
     arrays = {key: arrange(array).astype(dtype) for key, array in network_arrays(weights(case), name).items()}
     network, before = kind(arrays), dict(arrays)
     mx.eval(arrays)
-    vae = vae_of(network)
+    vae = integrations.vae_of(network)
     kept = [key for key, array in tree_flatten(network.parameters()) if array is before[key] and array.ndim == 5]
     assert kept == (["conv_out.conv.weight"] if name == "encoder" else [])  # of which the VAE has only the mean's part
     used = dict(tree_flatten(network.parameters()))  # what an app's function that has no drop-in would use
@@ -52,4 +51,4 @@ def test_an_apps_network_gets_the_weights_back_that_it_had(weights, kind, case, 
     for key, array in after.items():
         assert (array.shape, array.dtype) == (before[key].shape, before[key].dtype)
         assert mx.array_equal(array, before[key]), key
-    assert vae_of(network) is not vae
+    assert integrations.vae_of(network) is not vae

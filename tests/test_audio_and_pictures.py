@@ -8,10 +8,8 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from audio_cases import random_latents
-from mlx_ltx_vae import AudioVAE, demo
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.latents import load_latents
-from mlx_ltx_vae.preview import main as preview
+from commands import decode, preview
+from mlx_ltx_vae import AudioVAE, demo, load_latents
 from test_decode_audio import LENGTH, NUM_FRAMES, expected_audio, latents_file
 from test_video_audio_track import heard
 from video_files import read

@@ -11,15 +11,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from audio_cases import random_latents
+from checkpoint_files import AUDIO, open_checkpoint
+from commands import convert, info
 from mlx_ltx_vae import AudioVAE, CheckpointError, VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.networks.audio.config import AudioVAEConfig, Norm
-from mlx_ltx_vae.networks.audio.specs import decoder_spec, encoder_spec
-from mlx_ltx_vae.networks.base import AUDIO
-from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.driver import run_whole
+from network_runs import run_network
 from tolerances import tolerance
 
 LATENTS = random_latents(2)
@@ -234,14 +229,6 @@ def test_a_configuration_that_is_not_supported_is_refused(audio_case, tmp_path, 
         open_checkpoint(save(load_file(case.checkpoint), tmp_path / "a.safetensors", config), medium=AUDIO)
 
 
-@pytest.mark.parametrize("make", [encoder_spec, decoder_spec])
-def test_a_group_norm_needs_a_multiple_of_its_groups(make):
-    for width, norm in ((32, Norm.GROUP), (64, Norm.GROUP), (48, Norm.PIXEL)):
-        make(AudioVAEConfig(channels=8, width=width, multipliers=(1, 2), num_blocks=1, norm=norm))
-    with pytest.raises(CheckpointError, match="of 48 channels, which are not a multiple of its 32 groups"):
-        make(AudioVAEConfig(channels=8, width=48, multipliers=(1, 2), num_blocks=1, norm=Norm.GROUP))
-
-
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("stated", [None, True])
 def test_the_end_of_a_generator_follows_from_its_place_and_not_from_the_configuration(audio_case, tmp_path, stated):
@@ -256,9 +243,7 @@ def test_the_end_of_a_generator_follows_from_its_place_and_not_from_the_configur
             generator["apply_final_activation"] = stated
     vocoder = AudioVAE.from_pretrained(save(tensors, tmp_path / "a.safetensors", config)).vocoder
     mel = mx.array(np.random.default_rng(0).normal(size=(1, 9, 1, 1, 128)).astype(np.float32))
-    first, second = (
-        np.array(run_whole(each.stages(StreamContext()), mel)) for each in (vocoder.vocoder, vocoder.bwe_generator)
-    )
+    first, second = (np.array(run_network(each, mel)) for each in (vocoder.vocoder, vocoder.bwe_generator))
     assert np.abs(first).max() == 1
     assert np.abs(second).max() > 2
 

@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from audio_cases import VAE_CASES, VOCODER_CASES, from_frames, to_frames, to_samples
+from checkpoint_files import named_parameters
 from mlx_ltx_vae import AudioVAE
-from mlx_ltx_vae.backend.mlx_utils import named_parameters
-from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.driver import run_stream, run_whole
+from network_runs import StreamContext, run_network, run_pieces, run_whole
 from tolerances import tolerance
 
 FULL_WIDTH = ["full_width_ltx2", "full_width_ltx2_3", "full_width_encoder"]
@@ -23,7 +22,7 @@ def decode_mel(vae, latents):
 
 
 def vocode_base(vae, mel):
-    return to_samples(run_whole(vae.vocoder.vocoder.stages(StreamContext()), to_frames(mel)))
+    return to_samples(run_network(vae.vocoder.vocoder, to_frames(mel)))
 
 
 def extension_of(vae, waveform, *, num_stages=None):
@@ -34,7 +33,7 @@ def extension_of(vae, waveform, *, num_stages=None):
 
 def encode_mel(vae, mel):
     frames = mx.array(mel.transpose(0, 2, 3, 1)[:, :, :, None])
-    packed = vae.encoder.to_latents(run_whole(vae.encoder.stages(StreamContext()), frames))
+    packed = vae.encoder.to_latents(run_network(vae.encoder, frames))
     batch, _, length, *_ = packed.shape
     return np.array(packed).reshape(batch, 8, -1, length).transpose(0, 1, 3, 2)
 
@@ -44,11 +43,9 @@ RESULTS = {
     "decode_base": lambda vae, latents: vocode_base(vae, decode_mel(vae, latents)),
     "decode": lambda vae, latents: np.array(vae.decode(latents)),
     "vocode_base": vocode_base,
-    "vocode": lambda vae, mel: to_samples(run_whole(vae.vocoder.stages(StreamContext()), to_frames(mel))),
+    "vocode": lambda vae, mel: to_samples(run_network(vae.vocoder, to_frames(mel))),
     "bwe_mel": lambda vae, waveform: from_frames(extension_of(vae, waveform, num_stages=1)),
-    "bwe_residual": lambda vae, mel: to_samples(
-        run_whole(vae.vocoder.bwe_generator.stages(StreamContext()), to_frames(mel))
-    ),
+    "bwe_residual": lambda vae, mel: to_samples(run_network(vae.vocoder.bwe_generator, to_frames(mel))),
     "extend": lambda vae, waveform: to_samples(extension_of(vae, waveform)),
     "encode_mel": encode_mel,
 }
@@ -116,8 +113,8 @@ def test_an_encode_and_a_decode_in_pieces_are_those_in_one(audio_case, audio_vae
     packed = mx.random.normal((1, 7, 1, 1, decoder.spec.in_channels), key=mx.random.key(0))
     frames = mx.array(mel.transpose(0, 2, 3, 1)[:, :, :, None])
     for network, given in ((audio_vae("encoder").encoder, frames), (decoder, packed)):
-        whole = run_whole(network.stages(StreamContext()), given)
+        whole = run_network(network, given)
         for size in (1, 4, 7):
             pieces = (given[:, start : start + size] for start in range(0, given.shape[1], size))
-            parts = list(run_stream(network.stages(StreamContext()), pieces))
+            parts = run_pieces(network, pieces)
             assert mx.abs(mx.concatenate(parts, axis=1) - whole).max().item() < tolerance(1e-5), size

@@ -22,7 +22,8 @@ from mlx_ltx_vae import (
     PlanError,
 )
 from mlx_ltx_vae.backend.machine import Machine
-from mlx_ltx_vae.networks.audio.specs import Conv2DSpec, conv_layer
+from mlx_ltx_vae.networks.audio.config import AudioVAEConfig, Norm
+from mlx_ltx_vae.networks.audio.specs import Conv2DSpec, conv_layer, decoder_spec, encoder_spec
 from mlx_ltx_vae.networks.audio.vae_networks import Conv2DLayer, Upsample
 from mlx_ltx_vae.networks.audio.vocoder import Conv1d, as_frames
 from mlx_ltx_vae.networks.convolution.conv3d import prepare
@@ -488,3 +489,11 @@ def test_an_encoder_that_sees_the_whole_clip_takes_it_in_one(audio_vae, name):
 def test_audio_that_does_not_encode_is_refused(audio_vae, waveform, rate, message):
     with pytest.raises(LatentsError, match=re.escape(message)):
         audio_vae("encoder").encode(waveform, rate)
+
+
+@pytest.mark.parametrize("make", [encoder_spec, decoder_spec])
+def test_a_group_norm_needs_a_multiple_of_its_groups(make):
+    for width, norm in ((32, Norm.GROUP), (64, Norm.GROUP), (48, Norm.PIXEL)):
+        make(AudioVAEConfig(channels=8, width=width, multipliers=(1, 2), num_blocks=1, norm=norm))
+    with pytest.raises(CheckpointError, match="of 48 channels, which are not a multiple of its 32 groups"):
+        make(AudioVAEConfig(channels=8, width=48, multipliers=(1, 2), num_blocks=1, norm=Norm.GROUP))

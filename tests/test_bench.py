@@ -5,9 +5,9 @@ import json
 import mlx.core as mx
 import pytest
 
-from mlx_ltx_vae.bench import main
+from commands import bench as main
+from mlx_ltx_vae import LTXVAEError
 from mlx_ltx_vae.commands import bench_command
-from mlx_ltx_vae.errors import LTXVAEError
 from mlx_ltx_vae.networks.families import published
 from mlx_ltx_vae.planning.plan import Mode
 from mlx_ltx_vae.published import PublishedVAE

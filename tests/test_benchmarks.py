@@ -20,8 +20,7 @@ from benchmarks.measuring import Case, Decode, Job, decode
 from benchmarks.measuring import measure as measure_frames
 from benchmarks.overlap import least_seconds
 from benchmarks.pictures import find_crop
-from mlx_ltx_vae import demo
-from mlx_ltx_vae.latents import save_latents
+from mlx_ltx_vae import demo, save_latents
 from mlx_ltx_vae.networks.convolution.conv3d import Conv3d
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 

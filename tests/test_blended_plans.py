@@ -7,15 +7,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from commands import decode, encode
 from mlx_ltx_vae import PlanError, VideoVAE, VideoWriter, save_latents
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.integrations import decode_tiled
-from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import _Planner, plan_decode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
+from vae_configs import GENERATIONS, decoder_spec, parse_vae_config
 
 GB = 10**9
 SPEC = decoder_spec(parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3"))

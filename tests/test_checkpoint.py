@@ -13,12 +13,12 @@ from checkpoint_files import (
     measured,
     metadata,
     network_of,
+    open_checkpoint,
     read_statistics,
     read_weights,
     statistics_of,
 )
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.errors import CheckpointError
+from mlx_ltx_vae import CheckpointError
 from tolerances import ON_CPU
 
 LAYOUTS = [*GENERATIONS, "conv_16x16x4"]

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from checkpoint_files import assert_same_checkpoint, metadata, write_shards
-from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint, tensors, weight_files
+from checkpoint_files import assert_same_checkpoint, metadata, open_checkpoint, write_shards
+from mlx_ltx_vae import CheckpointError, VideoVAE
+from mlx_ltx_vae.checkpoint import tensors, weight_files
 from mlx_ltx_vae.conversion import compare_tensors
-from mlx_ltx_vae.errors import CheckpointError
 
 CASE = "ltx2_3_causal"
 

@@ -8,10 +8,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import rewritten
+from commands import decode as main
 from mlx_ltx_vae import CheckpointError, VideoVAE
-from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.networks.specs import PaddingMode
-from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, parse_vae_config
+from vae_configs import GENERATIONS, PaddingMode, parse_vae_config
 
 
 def config_of(golden, **changes):

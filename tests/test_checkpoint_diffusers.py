@@ -9,13 +9,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import GENERATIONS as NAMES
-from checkpoint_files import assert_same_checkpoint
-from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.networks.specs import PaddingMode
-from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, parse_vae_config
-from mlx_ltx_vae.networks.video_vae.names import read_diffusers_config
+from checkpoint_files import assert_same_checkpoint, open_checkpoint
+from mlx_ltx_vae import CheckpointError, VideoVAE
+from vae_configs import GENERATIONS, PaddingMode, parse_vae_config, read_diffusers_config
 
 Weights = dict[str, np.ndarray]
 

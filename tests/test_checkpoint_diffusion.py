@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from checkpoint_files import assert_same_weights, network_of, read_statistics, statistics_of
+from checkpoint_files import assert_same_weights, network_of, open_checkpoint, read_statistics, statistics_of
 from checkpoint_files import write_pack as pack_of_networks
+from commands import convert, decode, info
 from diffusion_cases import CASES, as_numpy
-from mlx_ltx_vae import CheckpointError, VideoVAE, save_latents
-from mlx_ltx_vae.audio_vae import find_audio_decoder
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.networks.diffusion_decoder.family import DIFFUSION_VAE
-from mlx_ltx_vae.networks.video_vae.family import CONV_VAE
+from mlx_ltx_vae import AudioVAE, CheckpointError, VideoVAE, save_latents
 from tolerances import tolerance
 
 PLAIN, GATED = CASES
@@ -132,7 +126,7 @@ def test_the_diffusion_decoder_of_swift_apps_opens_alone_without_a_configuration
     for source in (path, tmp_path):
         with pytest.warns(UserWarning, match="it has the tensors of LTX-2.5"):
             found = open_checkpoint(source)
-        assert (found.family, list(found.networks)) == (DIFFUSION_VAE, ["decoder"])
+        assert (found.family.name, list(found.networks)) == ("diffusion_decoder", ["decoder"])
         assert found.config.generation == "LTX-2.5 diffusion"
         assert_same_weights(read_statistics(found), read_statistics(open_checkpoint(golden(PUBLISHED).checkpoint)))
 
@@ -154,7 +148,7 @@ def test_of_a_pack_of_swift_apps_the_convolutional_decoder_is_used_and_the_other
             (tmp_path / left_out).unlink()
         with pytest.warns(UserWarning, match="it has the tensors of LTX-2.5"):
             named = open_checkpoint(source)
-        assert (named.family, list(named.networks)) == (DIFFUSION_VAE, ["encoder", "decoder"])
+        assert (named.family.name, list(named.networks)) == ("diffusion_decoder", ["encoder", "decoder"])
         assert_same_weights(dict(named.networks["encoder"].read()), encoder)
 
 
@@ -182,11 +176,11 @@ def test_names_of_another_port_without_a_prefix_are_those_of_a_diffusion_decoder
     for name in ("mean", "std"):
         stored[f"per_channel_statistics.{name}_of_means"] = stored.pop(f"per_channel_statistics.{name}")
     path = write(golden(PLAIN), tmp_path / "decoder.safetensors", tensors=stored)
-    assert open_checkpoint(path).family is DIFFUSION_VAE
+    assert open_checkpoint(path).family.name == "diffusion_decoder"
     if (attention, embedder) == ("attn.qkv.to_", "t_embedder.timestep_embedder.linear_"):
         assert mx.abs(decoded(path) - expected[PLAIN]).max().item() < tolerance(1e-4)
     with pytest.raises(CheckpointError, match="expected an audio VAE"):  # its `conv_in` is no vocoder's
-        find_audio_decoder(str(path), None)
+        AudioVAE.from_pretrained(path, encoder=False)
 
 
 def to_diffusers(case, tensors):
@@ -319,8 +313,8 @@ def test_a_configuration_that_would_give_static_is_refused(golden, tmp_path, cha
 def test_the_encoder_loads_alone_as_that_of_the_conv_vae(golden):
     case = golden(GATED)
     check = case.check("encode")
-    assert open_checkpoint(case.checkpoint).family is DIFFUSION_VAE
-    assert open_checkpoint(case.checkpoint, decoder=False).family is CONV_VAE
+    assert open_checkpoint(case.checkpoint).family.name == "diffusion_decoder"
+    assert open_checkpoint(case.checkpoint, decoder=False).family.name == "video_vae"
     vae = VideoVAE.from_pretrained(case.checkpoint, decoder=False)
     assert (vae.decoder, vae.config.decoder, vae.config.scale) == (None, None, (8, 32, 32))
     latents = as_numpy(vae.encode(case.arrays[check["input"]]))
@@ -334,8 +328,8 @@ def test_of_two_files_in_a_folder_the_convolutional_one_is_used_and_said(golden,
     with pytest.warns(
         UserWarning, match=r"vae-conv-bf16\.safetensors is used, .*vae-bf16\.safetensors, .*give its file"
     ):
-        assert open_checkpoint(tmp_path).family is CONV_VAE
-    assert open_checkpoint(tmp_path / "ltx-2.5-video-vae-bf16.safetensors").family is DIFFUSION_VAE
+        assert open_checkpoint(tmp_path).family.name == "video_vae"
+    assert open_checkpoint(tmp_path / "ltx-2.5-video-vae-bf16.safetensors").family.name == "diffusion_decoder"
 
 
 @pytest.mark.quick(1)

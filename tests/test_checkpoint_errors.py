@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.errors import CheckpointError
+from checkpoint_files import open_checkpoint
+from mlx_ltx_vae import CheckpointError
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0000\nsize 2000000000\n"
 

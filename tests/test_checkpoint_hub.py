@@ -10,11 +10,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import fast_checkpoint
-from checkpoint_files import statistics_of, write_pack
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.checkpoint.weight_files import choose_weights
-from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.networks.base import AUDIO
+from checkpoint_files import AUDIO, open_checkpoint, statistics_of, write_pack
+from mlx_ltx_vae import CheckpointError
+from mlx_ltx_vae.checkpoint.weight_files import choose_file, choose_weights
 
 LTX_VIDEO = [
     "README.md",
@@ -71,6 +69,28 @@ MLX_PACK = [
 def test_files_of_the_vae_alone_are_preferred_to_files_of_the_whole_model(names, chosen):
     (choice,) = choose_weights(names)
     assert [name for files in choice for name in files] == chosen
+
+
+PRUNED_DECODER = "vae_decoder_pruna.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("names", "choices"),
+    [
+        (
+            ["vae_decoder.safetensors", PRUNED_DECODER, "vae_encoder.safetensors"],
+            [["vae_encoder.safetensors", "vae_decoder.safetensors"], ["vae_encoder.safetensors", PRUNED_DECODER]],
+        ),
+        ([PRUNED_DECODER, "vae_encoder.safetensors"], [["vae_encoder.safetensors", PRUNED_DECODER]]),
+        (["vae/ltx-2.3_vae.safetensors", "vae/pruna_ltx2.3_vae_comfy_bf16.safetensors"], None),
+        (["vae_decoder.safetensors", "pruna_audio_vae.safetensors"], [["vae_decoder.safetensors"]]),
+    ],
+)
+def test_a_pruned_decoder_of_a_pack_is_another_choice(names, choices):
+    found = [[name for files in choice for name in files] for choice in choose_weights(names)]
+    assert found == (choices or [[name] for name in names])
+    for choice in found:
+        assert [name for files in choose_file(names, choice[-1]) for name in files] == choice
 
 
 MISTYPED = [

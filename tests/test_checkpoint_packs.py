@@ -12,17 +12,18 @@ from checkpoint_files import (
     LAYOUTS,
     assert_same_checkpoint,
     assert_same_weights,
+    convert_checkpoint,
     metadata,
+    open_checkpoint,
+    open_weights,
     read_statistics,
     read_weights,
     statistics_of,
     write_pack,
     write_shards,
 )
-from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
-from mlx_ltx_vae.conversion import convert_checkpoint
-from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.inspect import inspect_checkpoint
+from commands import report_of
+from mlx_ltx_vae import CheckpointError
 
 # --- packs of MLX ports ---------------------------------------------------------------------------------------------
 
@@ -75,7 +76,7 @@ def test_the_convolutional_vae_of_ltx_2_5_is_called_so_where_its_name_is_known(
     path.parent.mkdir(parents=True)
     save_file(weights("ltx2_3"), path, metadata(golden, "ltx2_3") | ({"model_version": version} if version else {}))
     found = open_checkpoint(path)
-    assert found.config.generation == inspect_checkpoint(found)["generation"] == generation
+    assert found.config.generation == report_of(path)["generation"] == generation
     assert found.source.networks["decoder"]["generation"] == generation
     assert_same_checkpoint(found, open_checkpoint(golden("ltx2_3").checkpoint))
     converted = convert_checkpoint(found, tmp_path / "converted")
@@ -190,7 +191,7 @@ def test_a_listed_network_alone_needs_no_other(golden, weights, tmp_path, networ
     assert loaded.config.network(network) == expected.config.network(network)
     assert loaded.config.scale == expected.config.scale
     assert_same_weights(read_weights(loaded, network), read_weights(expected, network))
-    report = inspect_checkpoint(loaded)
+    report = report_of(tmp_path / "vae.safetensors")
     assert report[network]["parameters"] > 0
     assert (report["receptive_field"] is None) == (network == "encoder")
     with pytest.raises(CheckpointError, match="the configuration has no"):

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from checkpoint_files import assert_same_checkpoint, metadata, write_shards
-from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.errors import CheckpointError
+from checkpoint_files import assert_same_checkpoint, metadata, open_checkpoint, write_shards
+from mlx_ltx_vae import CheckpointError, VideoVAE
 from test_checkpoint_diffusers import diffusers_config, to_diffusers
 
 # How libraries name the shards of a set and their index. diffusers inserts a variant before the last ending.

@@ -7,11 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from checkpoint_files import assert_same_checkpoint, rewritten
-from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
-from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
+from checkpoint_files import assert_same_checkpoint, open_checkpoint, open_weights, rewritten
+from mlx_ltx_vae import CheckpointError, VideoVAE
+from vae_configs import GENERATIONS, decoder_spec, parse_vae_config
 
 # --- a pruned decoder, whose widths are no powers of two ------------------------------------------------------------
 

@@ -8,12 +8,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from checkpoint_files import open_checkpoint
+from commands import decode as main
+from commands import mlx_ltx_vae as package
 from many_files import refused, run
 from mlx_ltx_vae import VideoVAE, demo, save_latents
-from mlx_ltx_vae.__main__ import main as package
-from mlx_ltx_vae.checkpoint import loading, open_checkpoint
-from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.pipeline.output import name_outputs
 from video_files import run_ffmpeg
 
 
@@ -161,9 +160,8 @@ def test_dry_run_prints_the_plan_and_writes_nothing(clip, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_dry_run_refuses_what_the_decode_would_refuse_before_it_reads_weights(clip, tmp_path, capsys, monkeypatch):
+def test_dry_run_refuses_what_the_decode_would_refuse_before_it_reads_weights(clip, tmp_path, capsys, loads):
     latents, checkpoint, _ = clip
-    monkeypatch.setattr(loading, "load_network", lambda *_: pytest.fail("weights are read"))
     voice = tmp_path / "voice.wav"
     voice.write_text("not audio")
     for output, options, words in [
@@ -175,6 +173,7 @@ def test_dry_run_refuses_what_the_decode_would_refuse_before_it_reads_weights(cl
         assert words in text
         assert text == refused(capsys, *arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.safetensors", "voice.wav"]
+    assert loads == []
 
 
 def test_an_address_of_the_hub_gets_a_suggestion(clip, tmp_path, capsys):
@@ -214,13 +213,6 @@ def test_standard_output_receives_only_raw_frames(clip, capfdbinary):
     latents, checkpoint, frames = clip
     assert run(main, latents, "-m", checkpoint, "-o", "-") == 0
     assert capfdbinary.readouterr().out == frames.tobytes()
-
-
-def test_outputs_of_a_batch_are_named_after_the_output(tmp_path):
-    assert name_outputs("a/clip.mp4", 1) == ["a/clip.mp4"]
-    assert name_outputs("a/clip.mp4", 2) == ["a/clip-0.mp4", "a/clip-1.mp4"]
-    assert name_outputs("out/", 2) == ["out-0/", "out-1/"]
-    assert name_outputs("out/%05d.png", 2) == ["out-0/%05d.png", "out-1/%05d.png"]
 
 
 def test_errors_are_one_line_that_says_what_is_wrong(clip, tmp_path, capsys):

@@ -12,8 +12,8 @@ from PIL import Image
 from comfyui_cases import LATENTS, freed, latent
 from conftest import active_memory
 from mlx_ltx_vae import Keyframes, LatentsError, PreviewVAE, VideoVAE
-from mlx_ltx_vae.frame_format import FrameFormat, FrameOutput
 from test_comfyui_nodes import images, write_tiny_decoder
+from video_files import FrameFormat, FrameOutput
 
 SMALL = "vae/ltx/small.safetensors"
 

@@ -16,14 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from checkpoint_files import tiny_decoder_tensors
 from comfyui_cases import FRAMES, LATENTS, PACK, frames_of, freed, latent
 from mlx_ltx_vae import CheckpointError, LatentsError, PlanError, ReaderError, VideoReader, VideoVAE, VideoWriter, demo
-from mlx_ltx_vae.backend.mlx_utils import named_parameters
-from mlx_ltx_vae.networks.preview_vae.config import PreviewConfig
-from mlx_ltx_vae.networks.preview_vae.networks import PreviewDecoder
-from mlx_ltx_vae.video.ffmpeg import read_times
-from mlx_ltx_vae.video.metadata import read_metadata
 from test_security import calls
+from video_files import read_metadata, run_ffmpeg
 
 
 def test_a_latent_becomes_a_video_file_with_the_frames_of_the_decode(comfy, execute, vae):
@@ -53,8 +50,8 @@ def test_the_prompt_and_the_workflow_go_into_the_file(comfy, execute, monkeypatc
 def test_audio_is_added_and_cut_at_the_end_of_the_video(comfy, execute):
     audio = {"waveform": comfy.torch.Tensor(np.full((1, 2, 48000), 2.0, np.float32)), "sample_rate": 16000}
     video = execute("LTXDecodeToVideoMLX", latent=latent(comfy), audio=audio)
-    _, end = read_times(["-i", video.get_stream_source(), "-map", "0:a:0"])
-    assert abs(end - FRAMES / 24) < 0.1
+    samples = run_ffmpeg("-i", video.get_stream_source(), "-map", "0:a:0", "-f", "s16le", "-ac", 1, "-ar", 16000, "-")
+    assert abs(len(samples) / 2 / 16000 - FRAMES / 24) < 0.1
     assert not list(comfy.temp.glob("*.wav"))
 
 
@@ -183,8 +180,7 @@ def test_progress_has_pictures_and_comes_from_the_thread_of_the_node(comfy, exec
 
 
 def write_tiny_decoder(path):
-    decoder = PreviewDecoder(PreviewConfig((16, 16, 8, 8), encoder_width=None))
-    mx.save_safetensors(str(path), {f"decoder.{name}": array for name, array in named_parameters(decoder).items()})
+    mx.save_safetensors(str(path), tiny_decoder_tensors(16, 16, 8, 8))
 
 
 @pytest.mark.quick(1)

@@ -9,12 +9,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from comfyui_cases import FRAMES, LATENTS, frames_of, freed, latent, pair
+from commands import decode
 from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, WriterError
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.video.metadata import read_metadata
 from test_video_audio_track import heard
 from test_video_writer import probe
-from video_files import run_ffmpeg
+from video_files import read_metadata, run_ffmpeg
 
 AUDIO = np.random.default_rng(1).normal(size=(1, 8, 18, 16)).astype(np.float32)  # 0.7 s, as the frames
 SAVED = {"fps": 24.0, "filename_prefix": "clips/take", "format": "mkv, ffv1 (lossless)"}

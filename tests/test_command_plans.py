@@ -7,11 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from commands import decode, encode
 from mlx_ltx_vae import VideoVAE, VideoWriter
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.networks.convolution import rules
 from mlx_ltx_vae.planning.planner import plan_decode
 

@@ -9,13 +9,24 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from commands import encode
 from mlx_ltx_vae import ReaderError, VideoReader, VideoVAE, compress_still, demo, load_latents
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.video import compression
-from mlx_ltx_vae.video.pictures import encode_png
 from video_files import children, run_ffmpeg
 
 HEIGHT, WIDTH = 67, 99
+
+
+@pytest.fixture
+def use_ffmpeg(tmp_path, monkeypatch):
+    """`use_ffmpeg(script)`: the package's ffmpeg is a shell script, which first says its version."""
+
+    def use(script):
+        program = tmp_path / "ffmpeg"
+        program.write_text(f"#!/bin/sh\n[ $1 = -version ] && echo ffmpeg version 9.0 && exit\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
+
+    return use
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +75,17 @@ def test_a_higher_crf_is_a_worse_picture_and_0_the_same(picture):
     assert compress_still(picture, 0) is picture
 
 
-def test_an_ffmpeg_that_fails_is_an_error(picture, monkeypatch):
-    monkeypatch.setattr(compression, "_ENCODER", ("-c:v", "none", "-f", "h264"))
-    with pytest.raises(ReaderError, match="^the still: ffmpeg failed: Unknown encoder 'none'"):
+def test_an_ffmpeg_that_fails_is_an_error(picture, use_ffmpeg):
+    use_ffmpeg("echo Unknown encoder >&2; exit 1")
+    with pytest.raises(ReaderError, match="^the still: ffmpeg failed: Unknown encoder"):
         compress_still(picture)
 
 
 def test_pictures_with_more_levels_become_8_bits_first(picture, photo):
     deep = photo.with_name("deep.png")
-    deep.write_bytes(encode_png(picture.astype(np.uint16) * 257 + 100, {}))
+    height, width, _ = picture.shape
+    raw = ("-f", "rawvideo", "-pix_fmt", "rgb48le", "-s", f"{width}x{height}", "-i", "-", "-pix_fmt", "rgb48be")
+    run_ffmpeg(*raw, deep, data=(picture.astype("<u2") * 257 + 100).tobytes())
     with VideoReader(deep, crf=33, multiple=1) as reader:
         assert np.array_equal(next(reader)[0], compress_still(picture, 33))
 
@@ -121,11 +134,8 @@ def test_the_name_of_a_model_tells_the_release_whatever_its_file_is_called(photo
     ("script", "count"),
     [("exit 0", "0"), ("head -c 100 /dev/zero", "100"), ("head -c 6144 /dev/zero", "at least 3073")],
 )
-def test_an_ffmpeg_that_prints_another_number_of_bytes_is_one_sentence(tmp_path, monkeypatch, script, count):
-    program = tmp_path / "ffmpeg"
-    program.write_text(f"#!/bin/sh\n[ $1 = -version ] && echo ffmpeg version 9.0 && exit\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(program))
+def test_an_ffmpeg_that_prints_another_number_of_bytes_is_one_sentence(use_ffmpeg, script, count):
+    use_ffmpeg(script)
     with pytest.raises(ReaderError) as error:
         compress_still(np.zeros((32, 32, 3), np.uint8))
     expected = "expected are the 3072 of one frame of 32x32, so use the ffmpeg of imageio-ffmpeg"

@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from commands import decode, preview
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import VideoVAE, VideoWriter, WriterError, demo, load_latents, save_latents
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.preview import main as preview
-from mlx_ltx_vae.video import OutputOptions, open_sink, output_files
-from mlx_ltx_vae.video.metadata import read_metadata
-from mlx_ltx_vae.video.stills import GAP, LABEL_HEIGHT, LONG_SIDE, sheet_beside
-from video_files import numbered, numbers, read, run_ffmpeg
+from video_files import OutputOptions, numbered, numbers, open_sink, output_files, read, read_metadata, run_ffmpeg
 
 SHEET = OutputOptions(contact_sheet=True)
+# Of a sheet, in pixels: the longer side of a picture, the height of its label, and what separates it from others.
+LONG_SIDE, LABEL_HEIGHT, GAP = 384, 20, 8
 RGB = ["-m", str(demo.LATENT_RGB)]
 
 
@@ -140,7 +138,6 @@ def test_a_sheet_appears_when_it_is_whole(tmp_path):
     ],
 )  # fmt: skip
 def test_a_sheet_has_the_name_of_its_output(output, sheet):
-    assert sheet_beside(output) == sheet
     assert list(output_files(output, SHEET)) == list(dict.fromkeys([sheet, output]))
     assert list(output_files(output, OutputOptions())) == [output]
 
@@ -148,7 +145,7 @@ def test_a_sheet_has_the_name_of_its_output(output, sheet):
 @pytest.mark.parametrize("output", ["-", "./", "../", "%05d.png", "/"])
 def test_outputs_without_a_name_have_no_sheet(output):
     with pytest.raises(WriterError, match="has no name for a contact sheet; name a file, or a folder for stills"):
-        sheet_beside(output)
+        output_files(output, SHEET)
 
 
 @pytest.fixture

@@ -12,6 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import mlx_ltx_vae
+from commands import decode
+from latent_files import rescue_latents
 from mlx_ltx_vae import (
     AudioChunk,
     CheckpointError,
@@ -25,8 +27,6 @@ from mlx_ltx_vae import (
     load_latents,
     save_latents,
 )
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.latents.writer import rescue_latents
 
 LATENTS = mx.random.normal((1, 8, 3, 2, 3), key=mx.random.key(0))
 

@@ -13,13 +13,20 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from checkpoint_files import assert_same_checkpoint, metadata, read_weights, write_pack
+from checkpoint_files import (
+    assert_same_checkpoint,
+    convert_checkpoint,
+    metadata,
+    open_checkpoint,
+    read_weights,
+    write_pack,
+)
+from commands import convert as main
 from conftest import CONV_CASES
 from mlx_ltx_vae import CheckpointError, WriterError, __version__
 from mlx_ltx_vae.checkpoint import checkpoint as opening
-from mlx_ltx_vae.checkpoint import open_checkpoint, weight_files
-from mlx_ltx_vae.conversion import Comparison, Conversion, Verification, convert_checkpoint, verify_conversion
-from mlx_ltx_vae.convert import main
+from mlx_ltx_vae.checkpoint import weight_files
+from mlx_ltx_vae.conversion import Comparison, Conversion, Verification, verify_conversion
 from mlx_ltx_vae.errors import CheckpointsDiffer
 from test_checkpoint_diffusers import write_folder
 
@@ -123,14 +130,16 @@ def test_a_dtype_casts_all_but_the_statistics(golden, tmp_path, stored, dtype):
 
 @pytest.mark.parametrize("network", ["encoder", "decoder"])
 def test_only_one_network_is_kept(golden, tmp_path, network):
-    source = golden("ltx2_3").checkpoint
+    source = golden("small_ltx2_3").checkpoint
     made = convert(source, tmp_path / "vae", only=network)
     assert made.networks == (network,)
     loaded = open_checkpoint(tmp_path / "vae")
     assert list(loaded.networks) == [network]
     assert loaded.config == open_checkpoint(source).config
     assert verify_paths(source, tmp_path / "vae", only=network).tensors == made.written.tensors
-    with pytest.raises(CheckpointsDiffer, match=r"vae: it lacks the tensor .* of the source ltx2_3\.safe.* --only"):
+    with pytest.raises(
+        CheckpointsDiffer, match=r"vae: it lacks the tensor .* of the source small_ltx2_3\.safe.* --only"
+    ):
         verify_paths(source, tmp_path / "vae")
 
 
@@ -148,7 +157,7 @@ def test_a_diffusers_folder_and_a_pack_convert_to_what_the_original_does(golden,
 
 
 def test_converting_the_converted_changes_nothing(golden, tmp_path):
-    first = convert(golden("ltxv_0_9_0").checkpoint, tmp_path / "once")
+    first = convert(golden("small_ltxv_0_9_1").checkpoint, tmp_path / "once")
     second = convert(tmp_path / "once", tmp_path / "twice")
     assert second.written == first.written
     assert_same_tensors(tmp_path / "once", tmp_path / "twice")
@@ -306,3 +315,11 @@ def test_errors_are_one_line_and_debug_shows_the_traceback(tmp_path, capsys):
     assert main([*arguments, "--debug"]) == 1
     assert "Traceback" in capsys.readouterr().err
     assert names_in(tmp_path) == []
+
+
+def test_psnr_is_measured_against_the_range_of_the_reference():
+    reference = mx.array([-2.0, 0.0, 2.0, 0.0])
+    assert Comparison.of(reference, mx.array(reference)) == Comparison(0.0, None)
+    found = Comparison.of(reference, reference + 0.25)
+    assert found.max_difference == 0.25
+    assert found.psnr == pytest.approx(20 * math.log10(4 / 0.25))

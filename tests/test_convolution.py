@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measuring import Case, FixedRule, open_case
+from checkpoint_files import open_checkpoint
 from conftest import active_memory
 from metal_emulation import EmulatedGPU, emulated, load_decoder
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.networks.convolution import conv3d, rules
 from mlx_ltx_vae.networks.convolution.conv3d import (
     Conv3d,

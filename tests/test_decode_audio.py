@@ -18,9 +18,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from audio_cases import random_latents
+from commands import decode as main
 from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, load_audio_latents
 from mlx_ltx_vae.checkpoint import loading
-from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.networks.audio.vae_networks import MelDecoder
 from mlx_ltx_vae.pipeline import audio as audio_pipeline
 from mlx_ltx_vae.units import format_bytes

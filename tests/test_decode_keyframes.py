@@ -8,13 +8,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from mlx_ltx_vae import Keyframes, VideoVAE, demo, opened_vae
-from mlx_ltx_vae.decode import main
+from commands import decode as main
+from commands import preview
+from mlx_ltx_vae import FrameChunk, Keyframes, VideoVAE, demo, opened_vae
 from mlx_ltx_vae.latents.keyframes import describe_keyframes
 from mlx_ltx_vae.pipeline.decode import DecodePipeline
 from mlx_ltx_vae.pipeline.execution import ExecutionState
-from mlx_ltx_vae.pipeline.frames import FrameChunk
-from mlx_ltx_vae.preview import main as preview
 
 RNG = np.random.default_rng(0)
 LATENTS = RNG.normal(size=(2, 8, 2, 1, 1)).astype(np.float32)

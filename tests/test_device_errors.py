@@ -5,9 +5,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from commands import decode as decode_command
+from commands import encode as encode_command
 from mlx_ltx_vae import DeviceError, FrameChunk, LTXVAEError, VideoVAE
-from mlx_ltx_vae.decode import main as decode_command
-from mlx_ltx_vae.encode import main as encode_command
 
 LATENTS = np.random.default_rng(1).normal(size=(1, 8, 3, 2, 2)).astype(np.float32)
 PIXELS = np.zeros((9, 64, 64, 3), np.uint8)

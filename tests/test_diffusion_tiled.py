@@ -6,10 +6,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from commands import decode as main
 from conftest import FIXTURES, active_memory
 from diffusion_cases import CASES, as_numpy, given_noise, patched
 from mlx_ltx_vae import LatentsError
-from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.networks.diffusion_decoder.config import parse_decoder_config
 from mlx_ltx_vae.networks.diffusion_decoder.specs import decoder_spec
 from mlx_ltx_vae.networks.noise import draw

@@ -13,7 +13,6 @@ import shlex
 import shutil
 import sys
 import wave
-from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,14 +20,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-import mlx_ltx_vae.__main__ as list_commands
 from audio_cases import random_latents
 from benchmarks.__main__ import build_parser as benchmarks_parser
+from commands import PARSERS as ALL_PARSERS
+from commands import mlx_ltx_vae
+from latent_files import LatentSpace
 from mlx_ltx_vae import convert, decode, demo, encode, info, load_latents, preview, save_latents
-from mlx_ltx_vae.commands import run
-from mlx_ltx_vae.commands.parsers import PARSERS as ALL_PARSERS
-from mlx_ltx_vae.commands.parsers import bench_parser, run_parser
-from mlx_ltx_vae.latents.metadata import LatentSpace
 from upsampler_cases import make_config, make_weights
 from upsampler_cases import write as write_upsampler
 from video_files import noise, run_ffmpeg, write
@@ -36,16 +33,16 @@ from video_files import noise, run_ffmpeg, write
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted([*(ROOT / "docs").glob("*.md"), *(ROOT / "examples").glob("*.md")])]
 COMMANDS = {
-    "mlx_ltx_vae": list_commands.main,
+    "mlx_ltx_vae": mlx_ltx_vae,
     "mlx_ltx_vae.decode": decode.main,
     "mlx_ltx_vae.encode": encode.main,
     "mlx_ltx_vae.info": info.main,
     "mlx_ltx_vae.preview": preview.main,
     "mlx_ltx_vae.convert": convert.main,
-    "mlx_ltx_vae.export": partial(run, "export"),
-    "mlx_ltx_vae.upscale": partial(run, "upscale"),
+    "mlx_ltx_vae.export": lambda arguments: mlx_ltx_vae(["export", *arguments]),
+    "mlx_ltx_vae.upscale": lambda arguments: mlx_ltx_vae(["upscale", *arguments]),
 }
-PARSERS = {"benchmarks": benchmarks_parser, "mlx_ltx_vae.bench": bench_parser, "mlx_ltx_vae.run": run_parser}
+PARSERS = {"benchmarks": benchmarks_parser} | {f"mlx_ltx_vae.{name}": ALL_PARSERS[name] for name in ("bench", "run")}
 FENCES = re.DOTALL | re.MULTILINE
 NAMES = "|".join(ALL_PARSERS)
 SHAPE = (2, 3, 4)  # F', H', W'

@@ -10,14 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import ENCODER_CASES, active_memory
-from mlx_ltx_vae import LatentsError, VideoVAE
-from mlx_ltx_vae.streaming.context import StreamContext
-from mlx_ltx_vae.streaming.driver import run_whole
-from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
+from mlx_ltx_vae import LatentsError, VideoVAE, tiling
+from network_runs import run_network
 from test_tiled import tiling_of
 from tolerances import tolerance
 
-SPATIAL = TilingConfig(SpatialTilingConfig(96, 32))
+SPATIAL = tiling.TilingConfig(tiling.SpatialTilingConfig(96, 32))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +41,7 @@ def largest_difference(one, other):
 
 def single_pass(vae, pixels):
     """The latents of a single pass, written out."""
-    means = run_whole(vae.encoder.stages(StreamContext()), pixels.transpose(0, 2, 3, 4, 1).astype(vae.dtype))
+    means = run_network(vae.encoder, pixels.transpose(0, 2, 3, 4, 1).astype(vae.dtype))
     return ((means - vae.mean) / vae.std).transpose(0, 4, 1, 2, 3)
 
 
@@ -110,7 +108,7 @@ def test_frames_over_are_left_out_with_a_warning_that_counts_them(vae, as_iterat
 
 
 @pytest.mark.parametrize("frames", [1, 2, 9, 12])
-@pytest.mark.parametrize("tiling", [None, TilingConfig(temporal_config=TemporalTilingConfig(16, 8))])
+@pytest.mark.parametrize("tiling", [None, tiling.TilingConfig(temporal_config=tiling.TemporalTilingConfig(16, 8))])
 def test_padding_repeats_the_last_frame(vae, frames, tiling, recwarn):
     pixels = random_pixels(frames)
     missing = -(frames - 1) % 8
@@ -167,7 +165,7 @@ def test_a_network_is_called_once_for_each_batch_of_tiles(vae, monkeypatch):
 @pytest.mark.parametrize("size", [0, -3, 1.0])
 def test_a_tile_batch_below_one_is_refused_whatever_the_video(vae, size):
     for pixels in (random_pixels(1), iter(()), "no video"):
-        with pytest.raises(TilingError, match="tile batch"):
+        with pytest.raises(tiling.TilingError, match="tile batch"):
             vae.encode(pixels, tile_batch_size=size)
 
 
@@ -188,16 +186,16 @@ def test_a_tile_batch_below_one_is_refused_whatever_the_video(vae, size):
     ],
 )
 def test_frames_that_cannot_be_encoded_are_refused(vae, pixels, words):
-    for tiling in (None, SPATIAL):
+    for tiles in (None, SPATIAL):
         with pytest.raises(LatentsError, match=words):
-            vae.encode(pixels, tiling=tiling)
+            vae.encode(pixels, tiling=tiles)
 
 
 def test_tiles_in_time_of_an_iterator_are_refused_at_once(vae):
-    tiling = TilingConfig(temporal_config=TemporalTilingConfig(16, 8))
-    plan = vae.plan_encode((1, 3, 9, 64, 96), mode="tiled", tiling=tiling)
-    for options in ({"tiling": tiling}, {"plan": plan}):
-        with pytest.raises(TilingError, match="exact in time"):
+    in_time = tiling.TilingConfig(temporal_config=tiling.TemporalTilingConfig(16, 8))
+    plan = vae.plan_encode((1, 3, 9, 64, 96), mode="tiled", tiling=in_time)
+    for options in ({"tiling": in_time}, {"plan": plan}):
+        with pytest.raises(tiling.TilingError, match="exact in time"):
             vae.encode_stream([random_pixels(9)], **options)
 
 

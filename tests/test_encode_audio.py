@@ -7,13 +7,10 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from mlx_ltx_vae import AudioVAE, VideoWriter
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.video.audio_files import AudioReader
+from commands import decode, encode
+from mlx_ltx_vae import AudioVAE, ReaderError, VideoWriter
 from test_video_audio_track import chunks_of, heard, tone
-from video_files import children, numbered, read, run_ffmpeg
+from video_files import AudioReader, children, numbered, read, run_ffmpeg
 
 SIZE, NUM_FRAMES, FPS, RATE = (64, 64), 25, 25, 44100
 

@@ -7,16 +7,16 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from commands import encode as main
 from conftest import active_memory
 from mlx_ltx_vae import LatentsError, PlanError, VideoVAE, VideoWriter
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.encode import main
-from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, encoder_spec, parse_vae_config
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.plan import Mode
 from mlx_ltx_vae.planning.planner import plan_encode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import PEAK_MARGIN, tolerance
+from vae_configs import GENERATIONS, encoder_spec, parse_vae_config
 
 GB = 10**9
 REAL = encoder_spec(parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3"))

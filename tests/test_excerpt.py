@@ -7,8 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from commands import decode as main
 from mlx_ltx_vae import PlanError, VideoVAE, save_latents
-from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.planning.clip import make_excerpt, receptive_field
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
@@ -39,11 +39,11 @@ def assert_same(vae, latents, whole, frames, **options):
     assert mx.abs(pixels - whole[:, :, frames[0] : frames[1]]).max().item() < TOLERANCE, (frames, options)
 
 
-OTHERS = ["ltxv_0_9_0", "ltxv_0_9_1", "ltxv_0_9_5", "ltx2", "ltx2_3_causal", "conv_16x16x4"]
+OTHERS = ["ltxv_0_9_0", "ltxv_0_9_1", "ltxv_0_9_5", "ltx2", "ltx2_3", "ltx2_3_causal", "conv_16x16x4"]
 
 
 @pytest.mark.parametrize(
-    ("name", "length"), [("ltx2_3", 34), *(pytest.param(name, FRAMES, marks=pytest.mark.slow) for name in OTHERS)]
+    ("name", "length"), [("small_ltx2_3", 20), *(pytest.param(name, FRAMES, marks=pytest.mark.slow) for name in OTHERS)]
 )
 def test_frames_are_those_of_the_whole_decode_from_fewer_latents(golden, name, length):
     vae = VideoVAE.from_pretrained(golden(name).checkpoint, encoder=False)

@@ -13,17 +13,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from commands import decode, info, mlx_ltx_vae, preview
 from conftest import CONV_CASES, ENCODER_CASES
 from mlx_ltx_vae import AudioVAE, CheckpointError, LatentsError, LTXVAEError, PlanError, VideoVAE, demo
 from mlx_ltx_vae.backend import function_file
 from mlx_ltx_vae.backend.device import computing_for
 from mlx_ltx_vae.backend.function_file import describe_function, find_reader, write_function
 from mlx_ltx_vae.backend.machine import READERS, Backend, Machine, Reader
-from mlx_ltx_vae.commands import run as run_command
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.planning.exports import plan_export
-from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.published import PublishedVAE
 from tolerances import ON_CPU, tolerance
 
@@ -460,34 +457,34 @@ def test_each_function_is_written_once(golden, tmp_path, monkeypatch):
 
 def test_the_command_exports(golden, tmp_path, capsys):
     line = ["-m", str(golden("small_ltx2_3").checkpoint), "-o", str(tmp_path / "exported"), "--size", "64x96"]
-    assert run_command("export", [*line, "--for", "mlx-rs", "--json"]) == 0
+    assert mlx_ltx_vae(["export", *line, "--for", "mlx-rs", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["width"], report["height"]) == (64, 96)
     assert (report["mlx"], report["function_format"]) == ("0.30.6", 1)
     assert report["functions"] == len(list((tmp_path / "exported").glob("*.mlxfn")))
     assert report["weight_bytes"] <= (tmp_path / "exported" / "weights.safetensors").stat().st_size
-    assert run_command("export", line) == 1
+    assert mlx_ltx_vae(["export", *line]) == 1
     assert "exported: already exists; add -y to replace it, or -n to skip it." in capsys.readouterr().err
 
 
 def test_the_command_replaces_or_skips_an_export_and_nothing_else(golden, tmp_path, hub_cache, capsys):
     folder = tmp_path / "exported"
     line = ["-m", str(golden("small_ltx2_3").checkpoint), "-o", str(folder), "--size"]
-    assert run_command("export", [*line, "64x96", "-q"]) == 0
+    assert mlx_ltx_vae(["export", *line, "64x96", "-q"]) == 0
     (folder / "999.mlxfn").write_bytes(b"of a larger export")
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert run_command("export", ["-m", "ltx-2.3", "-o", str(folder), "--size", "64x64", "-n"]) == 0
+    assert mlx_ltx_vae(["export", "-m", "ltx-2.3", "-o", str(folder), "--size", "64x64", "-n"]) == 0
     assert capsys.readouterr().out == f"{folder}: skipped, found an export\n"
-    assert run_command("export", ["-m", "ltx-2.3", "-o", str(folder), "--size", "64x64", "-n", "--json"]) == 0
+    assert mlx_ltx_vae(["export", "-m", "ltx-2.3", "-o", str(folder), "--size", "64x64", "-n", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"folder": str(folder), "skipped": True}
-    assert run_command("export", ["-m", "ltx-2.3", "-o", str(folder), "--size", "64x64"]) == 1
+    assert mlx_ltx_vae(["export", "-m", "ltx-2.3", "-o", str(folder), "--size", "64x64"]) == 1
     assert "exported: already exists; add -y to replace it" in capsys.readouterr().err, "before the download"
     assert before == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert run_command("export", [*line, "64x64", "-y", "-q"]) == 0
+    assert mlx_ltx_vae(["export", *line, "64x64", "-y", "-q"]) == 0
     assert json.loads((folder / "decode.json").read_text())["frames"] == [64, 64]
     assert not (folder / "999.mlxfn").exists()
     (folder / "notes.txt").write_text("mine")
-    assert run_command("export", [*line, "64x96", "-y"]) == 1
+    assert mlx_ltx_vae(["export", *line, "64x96", "-y"]) == 1
     assert "already exists and is not an empty folder" in capsys.readouterr().err
     assert json.loads((folder / "decode.json").read_text())["frames"] == [64, 64]
 
@@ -523,7 +520,7 @@ def test_the_command_says_what_is_missing(tmp_path, capsys, missing):
     options = {"-m": str(demo.VAE), "-o": str(tmp_path / "exported"), "--size": "32x64"}
     del options[missing]
     with pytest.raises(SystemExit) as ended:
-        run_command("export", [word for option in options.items() for word in option])
+        mlx_ltx_vae(["export", *(word for option in options.items() for word in option)])
     assert ended.value.code == 2
     assert f"{missing} " in capsys.readouterr().err
 

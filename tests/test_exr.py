@@ -9,9 +9,9 @@ import pytest
 from hdr_formulas import CHROMATICITIES, exr_attributes, exr_pixels
 from hdr_formulas import write_exr as write_by_ffmpeg
 from mlx_ltx_vae import ReaderError, WriterError
-from mlx_ltx_vae.video import FrameOutput, OutputOptions
+from mlx_ltx_vae.video import FrameOutput
 from mlx_ltx_vae.video.exr import EXR_SPACES, read_exr, write_exr
-from video_files import run_ffmpeg
+from video_files import OutputOptions, run_ffmpeg
 
 WIDTH, HEIGHT = 70, 37  # of which ZIP has blocks of 16 rows
 

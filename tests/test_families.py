@@ -14,16 +14,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import toy_family
+from checkpoint_files import convert_checkpoint, named_parameters, open_checkpoint
+from commands import convert, decode, info
 from mlx_ltx_vae import CheckpointError, LatentsError, VideoVAE, save_latents
-from mlx_ltx_vae.backend.mlx_utils import named_parameters
-from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.checkpoint.locate import recognize
 from mlx_ltx_vae.checkpoint.weight_files import open_archive
-from mlx_ltx_vae.conversion import convert_checkpoint, verify_conversion
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.decode import main as decode
+from mlx_ltx_vae.conversion import verify_conversion
 from mlx_ltx_vae.errors import CheckpointsDiffer
-from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.networks import families
 from mlx_ltx_vae.networks.audio.config import AudioVAEConfig, Norm
 from mlx_ltx_vae.networks.audio.family import AUDIO_VAE

@@ -17,21 +17,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from checkpoint_files import convert_checkpoint, open_checkpoint
+from latent_files import LatentsWriter
 from many_files import VAE, failed, run
-from mlx_ltx_vae import VideoVAE, WriterError, decode, demo, encode, load_latents, preview, save_latents
-from mlx_ltx_vae.checkpoint import open_checkpoint
+from mlx_ltx_vae import VideoVAE, VideoWriter, WriterError, decode, demo, encode, load_latents, preview, save_latents
 from mlx_ltx_vae.commands.options import OVERWRITE_RULE
 from mlx_ltx_vae.commands.parsers import decode_parser, encode_parser, preview_parser
-from mlx_ltx_vae.conversion import convert_checkpoint
 from mlx_ltx_vae.files import PartFile, numbered_names
-from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.pipeline import output as pipeline_output
 from mlx_ltx_vae.pipeline import prepare_encode
-from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink, sink_table
+from mlx_ltx_vae.video import sink_table
 from mlx_ltx_vae.video.audio import write_wav
 from mlx_ltx_vae.video.pictures import write_png
 from test_full_disk import fill, small_disk  # noqa: F401
-from video_files import SIZE, noise, read
+from video_files import SIZE, OutputOptions, check_output, noise, open_sink, read
 
 REPLACED = ["out.mp4", "out.gif", "out.npy", "out.wav", "out.safetensors", "out.png", "sheet.png"]
 REFUSED = ["stills/", "stills/%05d.tif"]

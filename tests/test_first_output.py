@@ -4,8 +4,7 @@ import mlx.core as mx
 import pytest
 
 from benchmarks.convolutions import recorded
-from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
+from mlx_ltx_vae import VideoVAE, tiling
 
 
 def count_until_first(results):
@@ -47,8 +46,8 @@ def test_the_first_latents_come_after_the_share_of_the_work_that_the_plan_states
 def test_tiles_in_time_show_frames_after_their_first_row_of_tiles(golden):
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
     latents = mx.random.normal((1, 8, 12, 4, 2), key=mx.random.key(0))
-    tiling = TilingConfig(SpatialTilingConfig(64, 0), TemporalTilingConfig(32, 8))
-    plan = vae.plan(latents.shape, mode="tiled", tiling=tiling)
+    tiles = tiling.TilingConfig(tiling.SpatialTilingConfig(64, 0), tiling.TemporalTilingConfig(32, 8))
+    plan = vae.plan(latents.shape, mode="tiled", tiling=tiles)
     assert plan.first_output_work == pytest.approx(count_until_first(vae.stream(latents, plan)), abs=0.05)
     assert "first    frame after about " in str(plan)
 

@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from commands import decode
 from conftest import active_memory
 from mlx_ltx_vae import DecodeError, FrameChunk, PlanError, VideoVAE, WriterError, demo, load_latents
 from mlx_ltx_vae.commands import options
 from mlx_ltx_vae.commands.parsers import decode_parser
-from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.frame_format import RGB8, RGB16
 from mlx_ltx_vae.pipeline.frames import write_chunk
-from mlx_ltx_vae.video import FrameFormat, FrameOutput, FrameStep, OutputOptions, frame_endings, open_sink, sink_table
+from mlx_ltx_vae.video import FrameFormat, FrameOutput, FrameStep, frame_endings, sink_table
 from toy_sink import PPM
 from toy_step import RAMP, make_ramp
+from video_files import OutputOptions, open_sink
 
 HALF, SINGLE = FrameFormat("rgbf16le"), FrameFormat("rgbf32le")
 

@@ -7,10 +7,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from checkpoint_files import LAYOUTS, as_an_mlx_port_stores, assert_same_weights
+from checkpoint_files import LAYOUTS, as_an_mlx_port_stores, assert_same_weights, named_parameters
 from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, VideoVAE
-from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_versions import streams_of_threads
 from test_checkpoint_diffusers import CONFIGS, diffusers_config, to_diffusers
 

@@ -16,9 +16,10 @@ import pytest
 from mlx_ltx_vae import LTXVAEError, VideoReader, WriterError, compress_still, load_latents
 from mlx_ltx_vae.pipeline import frame_buffer
 from mlx_ltx_vae.shapes import Axis
-from mlx_ltx_vae.video import FrameOutput, OutputOptions, open_sink
+from mlx_ltx_vae.video import FrameOutput
 from mlx_ltx_vae.video.exr import EXR_SPACES
 from tolerances import cpu_only
+from video_files import OutputOptions, open_sink
 
 SHAPE = (1, 17, 64, 96, 3)  # 1.3 MB in float32, a third of that in 8 bits
 SIZE = 4 * 17 * 64 * 96 * 3

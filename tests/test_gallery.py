@@ -22,17 +22,13 @@ import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 from PIL import Image
 
+from commands import decode, encode, info, preview
 from gallery_pages import RGB, read_cards, save_clip
+from latent_files import LatentSpace
 from many_files import VAE, names, run
-from mlx_ltx_vae import demo, load_latents, save_latents
+from mlx_ltx_vae import ReaderError, demo, load_latents, save_latents
 from mlx_ltx_vae.commands import gallery, gallery_page
 from mlx_ltx_vae.commands.gallery import find_text
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.latents.metadata import LatentSpace
-from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.video.audio_files import find_audio
 from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import run_ffmpeg

@@ -13,11 +13,9 @@ import firefox
 import pytest
 from chromium import PROGRAM, browser
 
-from gallery_pages import RGB, read_cards, save_clip
+from commands import decode, preview
+from gallery_pages import RGB, read_cards, read_picks, save_clip, write_cards
 from many_files import VAE, run
-from mlx_ltx_vae.commands.gallery_page import GalleryClip, read_picks, write_page
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.preview import main as preview
 
 pytestmark = [
     pytest.mark.slow,
@@ -273,11 +271,10 @@ def test_a_night_is_culled_by_keys_alone(any_page, tmp_path, monkeypatch):
 
 def test_marks_of_a_list_are_in_a_page_that_is_made_with_it(made, chromium, tmp_path):
     cards = [card | {"data": [], "videos": [], "stills": []} for card in read_cards(made / "gallery.html")[:4]]
-    clips = [GalleryClip(**{key: value for key, value in card.items() if key != "data"}) for card in cards]
-    page, (first, second, third, _) = tmp_path / "moved.html", [clip.path for clip in clips]
+    page, (first, second, third, _) = tmp_path / "moved.html", [card["path"] for card in cards]
 
     def make(marks):
-        write_page(page, clips, is_watched=False, is_complete=True, marks=marks)
+        write_cards(page, cards, is_watched=False, marks=marks)
         chromium.open(page)
         return names_of(chromium, ".marked .name"), names_of(chromium, ".rejected .name")
 
@@ -421,17 +418,16 @@ def test_pages_fit_narrow_and_wide_windows_in_light_and_dark(page, tmp_path, wid
 @pytest.mark.slow
 def test_a_watched_page_reloads_itself_and_keeps_marks(made, tmp_path, chromium):
     cards = [card | {"videos": []} for card in read_cards(made / "gallery.html")]
-    clips = [GalleryClip(**{name: value for name, value in card.items() if name != "data"}) for card in cards]
     page = tmp_path / "a b#c?.html"
-    write_page(page, clips[:3], is_watched=True, is_complete=True)
+    write_cards(page, cards[:3])
     chromium.open(page)
     chromium.press("ArrowRight", " ")
-    write_page(page, clips[:4], is_watched=True, is_complete=True)
+    write_cards(page, cards[:4])
     chromium.wait("document.querySelectorAll('article').length === 4")
     assert marked(chromium) == [name(1)]
     assert chromium.eval("document.querySelector('article[tabindex=\"0\"]').ariaLabel") == name(1)
     chromium.press("ArrowRight", "Enter")
-    write_page(page, clips[1:5], is_watched=True, is_complete=True)
+    write_cards(page, cards[1:5])
     time.sleep(2.5)  # a clip that is enlarged stays
     assert text(chromium, "#large .name") == name(2)
     chromium.press("Escape")
@@ -442,7 +438,7 @@ def test_a_watched_page_reloads_itself_and_keeps_marks(made, tmp_path, chromium)
 
 def test_an_empty_page_says_so(tmp_path, chromium):
     page = tmp_path / "empty.html"
-    write_page(page, [], is_watched=False, is_complete=True)
+    write_cards(page, [], is_watched=False)
     chromium.open(page)
     chromium.press("ArrowRight", " ", "Enter", "c")
     assert text(chromium, "#total") == "Clips: 0"

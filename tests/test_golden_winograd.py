@@ -9,10 +9,10 @@ from metal_emulation import EmulatedGPU, emulated, stored_in_bfloat16
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.machine import Backend, Machine
 from mlx_ltx_vae.networks.specs import ConvSpec
-from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.planner import plan_decode
 from tolerances import gpu_only, tolerance
+from vae_configs import GENERATIONS, decoder_spec, parse_vae_config
 
 NO_WINOGRAD = gpu_only("the CPU has no Winograd convolutions to switch off")
 

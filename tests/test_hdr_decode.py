@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
+from commands import decode as main
+from commands import preview
 from conftest import FIXTURES, active_memory
 from hdr_formulas import (
     ACESCG_TO_REC709,
@@ -26,12 +28,8 @@ from hdr_formulas import (
     to_rec709,
 )
 from mlx_ltx_vae import FrameChunk, HDROptions, PreviewVAE, VideoVAE, WriterError, demo, load_latents, save_latents
-from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.pipeline.frames import write_chunk
-from mlx_ltx_vae.preview import main as preview
-from mlx_ltx_vae.video import OutputOptions, filters, open_sink, output_files
 from tolerances import PEAK_MARGIN
-from video_files import run_ffmpeg, write_tone
+from video_files import OutputOptions, change_listings, open_sink, output_files, run_ffmpeg, write_tone
 
 PATCH = 16
 ROWS, COLUMNS = 8, 12
@@ -52,7 +50,7 @@ def write_codes(path, codes, hdr, num_frames=1, **given):
     ((name, options),) = output_files(str(path), hdr.choose_frames(OutputOptions(**given))).items()
     pixels = mx.repeat(mx.array((2 * codes - 1).astype(np.float32))[None, None], num_frames, axis=1)
     with open_sink(name, size=codes.shape[1::-1], fps=24, options=options) as sink:
-        write_chunk(FrameChunk(0, pixels), {sink: options.frames})
+        sink.write(FrameChunk(0, pixels).to_frames(options.frames))
     return path
 
 
@@ -379,7 +377,9 @@ def test_without_the_library_nothing_is_decoded(clip, tmp_path, monkeypatch, cap
 
 
 def test_an_ffmpeg_without_light_levels_writes_no_pq(clip, tmp_path, monkeypatch):
-    monkeypatch.setattr(filters, "listing", lambda *_, **__: [["..", "zscale"], ["-t", "duration"], []])
+    change_listings(
+        monkeypatch, lambda rows: [row for row in rows if not "".join(row[:1]).startswith("-content_light")]
+    )
     with pytest.raises(WriterError, match="this ffmpeg cannot state the light level of PQ"):
         write_codes(tmp_path / "a.mp4", patches(), HDROptions("acescct", "pq"))
     write_codes(tmp_path / "b.mp4", patches(), HDROptions("acescct", "hlg"))

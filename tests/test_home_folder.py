@@ -1,5 +1,6 @@
 """Paths that begin with "~": after "=" a shell leaves it, and programs that call the package have no shell."""
 
+import json
 import os
 import shutil
 import wave
@@ -9,14 +10,19 @@ import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from mlx_ltx_vae import HDROptions, VideoReader, VideoVAE, VideoWriter, commands, demo, load_latents, save_latents
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.commands.items import read_inputs
-from mlx_ltx_vae.conversion import convert_checkpoint
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.inspect import inspect
-from mlx_ltx_vae.integrations import install
-from mlx_ltx_vae.video import OutputOptions, open_sink
+from checkpoint_files import convert_checkpoint, open_checkpoint
+from commands import decode, report_of, values_of
+from mlx_ltx_vae import (
+    HDROptions,
+    VideoReader,
+    VideoVAE,
+    VideoWriter,
+    demo,
+    integrations,
+    load_latents,
+    save_latents,
+)
+from video_files import OutputOptions, open_sink
 
 LATENTS = mx.random.normal((1, 64, 1, 2, 2), key=mx.random.key(0))
 FRAMES = np.random.default_rng(0).integers(0, 256, (9, 32, 32, 3), np.uint8)
@@ -48,19 +54,11 @@ def vae():
     return VideoVAE.from_pretrained(demo.VAE)
 
 
-def parse(command, arguments, monkeypatch):
-    """Return the values that a command is run with."""
-    parsed = []
-    monkeypatch.setattr(commands, "import_command", lambda _: lambda parser, arguments: parsed.append(arguments) or 0)
-    assert commands.run(command, arguments) == 0
-    return list(vars(parsed[0]).values())
-
-
 @pytest.mark.parametrize(("command", "option"), [(name, option) for name in OPTIONS for option in OPTIONS[name]])
 def test_every_path_option_may_begin_with_the_home_folder(home, monkeypatch, command, option):
     argument = f"{option}=~/a/" if option.startswith("--") else f"{option}~/a/"
     rest = {"run": ["--", "app", "~/b"], "bench": [], "export": []}.get(command, ["b"])
-    values = parse(command, [argument, *rest], monkeypatch)
+    values = values_of(monkeypatch, command, [argument, *rest])
     assert f"{home}/a/" in values
     assert command != "run" or ["app", "~/b"] in values  # which belong to the app
 
@@ -69,15 +67,19 @@ def test_every_path_option_may_begin_with_the_home_folder(home, monkeypatch, com
 def test_inputs_and_lists_may_begin_with_the_home_folder(home, monkeypatch, command):
     inputs = ["~/a.npy", "@~/list.txt", "./~/a.npy", "a~"]
     expected = [f"{home}/a.npy", f"@{home}/list.txt", f"{os.getcwd()}/~/a.npy", "a~"]
-    assert expected in parse(command, inputs, monkeypatch)
+    assert expected in values_of(monkeypatch, command, inputs)
 
 
-def test_lines_of_lists_and_tables_may_begin_with_the_home_folder(home):
+def test_lines_of_lists_and_tables_may_begin_with_the_home_folder(home, capsys):
     (home / "list.txt").write_text("~/a.npy\nb.npy\n")
     (home / "table.csv").write_text("path,output\n~/a.npy,~/a.mp4\n")
-    items = read_inputs([f"@{home}/list.txt", f"{home}/table.csv"], of_videos=False)
-    assert [item.source for item in items] == [f"{home}/a.npy", f"{home}/b.npy", f"{home}/a.npy"]
-    assert items[2].output == f"{home}/a.mp4"
+    for name in ("a.npy", "b.npy"):
+        np.save(home / name, LATENTS)
+    inputs = [f"@{home}/list.txt", f"{home}/table.csv", "-m", str(demo.VAE), "-o", f"{home}/{{name}}.mkv"]
+    assert decode([*inputs, "--dry-run", "--json"]) == 0
+    items = json.loads(capsys.readouterr().out)["items"]
+    assert [item["source"] for item in items] == [f"{home}/a.npy", f"{home}/b.npy", f"{home}/a.npy"]
+    assert items[2]["output"] == f"{home}/a.mp4"
 
 
 def test_a_command_writes_to_the_home_folder(home):
@@ -103,7 +105,7 @@ WRITERS = {
     "latents": ("a.safetensors", lambda vae, path: save_latents(path, LATENTS)),
     "a picture": ("a.png", lambda vae, path: next(iter(vae.stream(LATENTS))).save(path)),
     "a conversion": ("a", lambda vae, path: convert_checkpoint(open_checkpoint(demo.VAE), path)),
-    "latents of an app": ("a", lambda vae, path: install(save_latents=path).remove()),
+    "latents of an app": ("a", lambda vae, path: integrations.install(save_latents=path).remove()),
 }
 
 
@@ -128,6 +130,6 @@ def test_inputs_may_begin_with_the_home_folder(home, monkeypatch):
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "~/ffmpeg")
     write_video(home / "a.mov", audio="~/a.wav", audio_codec="pcm")
     assert VideoReader("~/a.mov").num_frames == len(FRAMES)
-    assert inspect("~/a.mov")["frames"] == len(FRAMES)
+    assert report_of("~/a.mov")["frames"] == len(FRAMES)
     assert mx.array_equal(load_latents("~/latents.safetensors")[0], LATENTS)
     assert VideoVAE.from_pretrained("~/vae.safetensors").decode(LATENTS).shape == (1, 3, 1, 64, 64)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from commands import encode
 from mlx_ltx_vae import demo
-from mlx_ltx_vae.encode import main as encode
 from video_files import write
 
 DIGITS = "9" * 5000

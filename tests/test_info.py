@@ -12,17 +12,17 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from checkpoint_files import as_an_mlx_port_stores
+from commands import info as main
 from conftest import CONV_CASES, FIXTURES, active_memory
+from latent_files import LatentSpace
 from many_files import refused as refused_by
 from mlx_ltx_vae import PlanError, VideoVAE, demo, save_latents
-from mlx_ltx_vae.info import main
 from mlx_ltx_vae.inspect import format_report, inspect
-from mlx_ltx_vae.latents.metadata import LatentSpace
-from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
 from mlx_ltx_vae.planning.clip import lookahead, receptive_field
 from mlx_ltx_vae.streaming.context import StreamContext
 from mlx_ltx_vae.streaming.driver import run_whole
 from test_checkpoint_diffusers import write_folder
+from vae_configs import GENERATIONS, decoder_spec, parse_vae_config
 from video_files import noise, write
 
 CHECKPOINT_KEYS = {

@@ -7,13 +7,9 @@ import numpy as np
 import pytest
 
 from audio_cases import make_case
+from checkpoint_files import AUDIO, PICTURES, open_checkpoint, read_all
+from commands import decode, encode, info
 from mlx_ltx_vae import AudioVAE, CheckpointError, PreviewVAE, VideoVAE, demo
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.conversion import read_all
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.networks.base import AUDIO, PICTURES
 
 CASES = {"ltx2_3": VideoVAE, "ltx2_5_diffusion": VideoVAE, "taehv_ltx2": PreviewVAE, "audio": AudioVAE}
 

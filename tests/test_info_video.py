@@ -2,16 +2,14 @@
 
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.inspect import inspect_video
-from mlx_ltx_vae.video import OutputOptions, VideoReader, open_sink
+from commands import encode, report_of
+from mlx_ltx_vae import VideoReader
 from test_info import info, refused, text  # noqa: F401
-from video_files import noise, run_ffmpeg, save_images
+from video_files import OutputOptions, noise, open_sink, run_ffmpeg, save_images
 
 KEYS = {
     "kind", "name", "frames", "width", "height", "fps", "is_variable", "seconds", "codec", "pixel_format", "nearest",
@@ -164,10 +162,6 @@ def decoded(path: Path) -> int:
     return sum(not row.startswith("#") for row in rows.splitlines())
 
 
-def stated(path: Path) -> dict[str, Any]:
-    return inspect_video(path, None)
-
-
 @pytest.mark.quick(6)
 @pytest.mark.parametrize(
     "muxer", [*CONTAINERS, *(pytest.param(name, marks=pytest.mark.slow) for name in RARE_CONTAINERS)]
@@ -175,7 +169,7 @@ def stated(path: Path) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:.*as players show it")
 def test_what_is_stated_of_a_container_is_what_was_written_and_is_read(tmp_path: Path, muxer: str) -> None:
     path = make(tmp_path / f"clip.{muxer}", muxer)
-    report, fps = stated(path), RATES.get(muxer, Fraction(25))
+    report, fps = report_of(path), RATES.get(muxer, Fraction(25))
     with VideoReader(path, multiple=1) as video:
         assert sum(len(part) for part in video) == NUM_FRAMES
     slack = 1 if muxer in WITHOUT_TIMES else 0
@@ -190,7 +184,7 @@ def test_what_is_stated_of_a_container_is_what_was_written_and_is_read(tmp_path:
 def test_all_frames_count_where_packets_have_no_times(tmp_path: Path) -> None:
     """Of an AVI with B-frames, packets have no time at which they are shown."""
     run_ffmpeg(*PICTURES, "-c:v", "mpeg4", "-bf", 2, tmp_path / "a.avi")
-    report = stated(tmp_path / "a.avi")
+    report = report_of(tmp_path / "a.avi")
     assert (report["frames"], report["fps"], report["is_variable"]) == (50, 25, False)
     assert report["seconds"] == 2
 
@@ -199,7 +193,7 @@ def test_all_frames_count_where_packets_have_no_times(tmp_path: Path) -> None:
 def test_pictures_of_an_animation_are_counted_whatever_its_name(tmp_path: Path, name: str) -> None:
     save_images(tmp_path / "in", [f"{index}.png" for index in range(6)])
     run_ffmpeg("-framerate", 10, "-i", tmp_path / "in" / "%d.png", "-c:v", "apng", "-f", "apng", tmp_path / name)
-    report = stated(tmp_path / name)
+    report = report_of(tmp_path / name)
     with VideoReader(tmp_path / name) as video:
         assert sum(len(part) for part in video) == report["frames"]
     assert report["frames"] == 6
@@ -209,7 +203,7 @@ def test_what_an_edit_list_leaves_out_is_not_counted(tmp_path: Path) -> None:
     source = ["-f", "lavfi", "-i", "testsrc2=s=64x48:r=24:d=3", "-c:v", "libx264", "-g", 100, tmp_path / "a.mp4"]
     run_ffmpeg(*source)
     run_ffmpeg("-ss", 0.25, "-i", tmp_path / "a.mp4", "-c", "copy", tmp_path / "b.mov")
-    report = stated(tmp_path / "b.mov")
+    report = report_of(tmp_path / "b.mov")
     assert report["frames"] == decoded(tmp_path / "b.mov") == 72 - 6
     assert report["seconds"] == 66 / 24
 
@@ -217,7 +211,7 @@ def test_what_an_edit_list_leaves_out_is_not_counted(tmp_path: Path) -> None:
 def test_a_late_and_short_picture_is_as_long_as_it_is(tmp_path: Path) -> None:
     pictures = ["-itsoffset", 1, "-f", "lavfi", "-i", "testsrc2=s=64x48:r=24:d=1"]
     run_ffmpeg(*pictures, "-f", "lavfi", "-i", "sine=d=9", "-c:v", "mpeg4", "-c:a", "flac", tmp_path / "a.mkv")
-    report = stated(tmp_path / "a.mkv")
+    report = report_of(tmp_path / "a.mkv")
     assert (report["frames"], report["is_variable"]) == (24, False)
     assert report["seconds"] == pytest.approx(1, abs=0.002)  # Matroska counts milliseconds
     with VideoReader(tmp_path / "a.mkv", multiple=1) as video:

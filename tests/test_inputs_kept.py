@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from audio_cases import random_latents
+from commands import decode, encode, preview
 from mlx_ltx_vae import VideoVAE, VideoWriter, WriterError, demo, load_latents
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.preview import main as preview
 from test_video_audio import make_audio
 from video_files import numbered, save_images, write
 

@@ -13,11 +13,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from audio_cases import random_latents
-from mlx_ltx_vae import AudioVAE, VideoReader, VideoVAE, load_latents
+from latent_files import open_latents
+from mlx_ltx_vae import AudioVAE, VideoReader, VideoVAE, load_latents, tiling
 from mlx_ltx_vae import decode as decode_command
-from mlx_ltx_vae.errors import TilingError
-from mlx_ltx_vae.latents import open_latents
-from mlx_ltx_vae.tiling import decode_with_tiling, preset
 from test_video_audio_track import heard
 
 PAGE = Path(__file__).parents[1] / "docs" / "integrations.md"
@@ -106,10 +104,10 @@ def test_mlx_video_keeps_its_decoder_and_uses_the_result_of_the_tiler(vae):
     """As its command does: the video is evaluated and squeezed also where frames were streamed to a callback."""
     latents = mx.random.normal((1, vae.config.latent_channels, 2, 9, 17), key=mx.random.key(0))
     streamed = []
-    video = decode_with_tiling(
+    video = tiling.decode_with_tiling(
         decoder_fn=vae.decoder,
         latents=latents,
-        tiling_config=preset("aggressive", 288, 544, 9),
+        tiling_config=tiling.preset("aggressive", 288, 544, 9),
         spatial_scale=32,
         temporal_scale=8,
         causal=False,
@@ -128,18 +126,18 @@ def test_mlx_video_may_keep_its_own_class_of_tiling_configurations(vae):
         spatial_config=SimpleNamespace(tile_size_in_pixels=256, tile_overlap_in_pixels=64),
         temporal_config=SimpleNamespace(tile_size_in_frames=32, tile_overlap_in_frames=8),
     )
-    ours = preset("aggressive", 64, 320, 9)
+    ours = tiling.preset("aggressive", 64, 320, 9)
     latents = mx.random.normal((1, vae.config.latent_channels, 5, 2, 10), key=mx.random.key(0))
     assert mx.array_equal(
-        decode_with_tiling(vae.decoder, latents, theirs), decode_with_tiling(vae.decoder, latents, ours)
+        tiling.decode_with_tiling(vae.decoder, latents, theirs), tiling.decode_with_tiling(vae.decoder, latents, ours)
     )
-    plans = [vae.plan(latents.shape, mode="tiled", tiling=tiling) for tiling in (theirs, ours)]
+    plans = [vae.plan(latents.shape, mode="tiled", tiling=tiles) for tiles in (theirs, ours)]
     assert plans[0].tiling == plans[1].tiling and plans[0].layout == plans[1].layout
     in_space = SimpleNamespace(spatial_config=None, temporal_config=None)
-    assert mx.array_equal(decode_with_tiling(vae.decoder, latents, in_space), vae.decoder(latents))
+    assert mx.array_equal(tiling.decode_with_tiling(vae.decoder, latents, in_space), vae.decoder(latents))
     for wrong in ({"spatial_config": None}, SimpleNamespace(spatial_config=512, temporal_config=None)):
-        with pytest.raises(TilingError, match="expected a TilingConfig, or an object with its attributes"):
-            decode_with_tiling(vae.decoder, latents, wrong)
+        with pytest.raises(tiling.TilingError, match="expected a TilingConfig, or an object with its attributes"):
+            tiling.decode_with_tiling(vae.decoder, latents, wrong)
 
 
 def test_latents_of_diffusers_decode_in_memory(checkpoint, vae, latents):

@@ -13,13 +13,12 @@ import pytest
 
 from audio_cases import random_latents
 from conftest import active_memory
-from mlx_ltx_vae import DecodeCancelled, DecodeError, Film, Keyframes, LatentsError, PlanError, VideoVAE
+from mlx_ltx_vae import DecodeCancelled, DecodeError, Film, Keyframes, LatentsError, PlanError, ScaleFactors, VideoVAE
 from mlx_ltx_vae.frame_format import RGB8, RGB16, FrameOutput, FrameStep
 from mlx_ltx_vae.networks.base import Decoder
 from mlx_ltx_vae.networks.specs import LayerSpec, NetworkSpec
 from mlx_ltx_vae.planning.film import audio_parts
 from mlx_ltx_vae.planning.planner import plan_decode
-from mlx_ltx_vae.shapes import ScaleFactors
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import tolerance

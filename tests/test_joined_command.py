@@ -15,17 +15,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from audio_cases import random_latents
+from commands import decode, encode, info, preview
+from latent_files import LatentsWriter
 from many_files import VAE as DEMO
 from many_files import failed, names, run
 from mlx_ltx_vae import AudioVAE, Keyframes, VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
-from mlx_ltx_vae.checkpoint import loading
-from mlx_ltx_vae.commands.audio import AudioTask
-from mlx_ltx_vae.commands.items import join_items, read_inputs
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.latents import LatentsWriter
-from mlx_ltx_vae.preview import main as preview
 from test_joined import TOLERANCE, joined, joined_audio, windows_of
 from test_video_audio_track import heard
 
@@ -78,12 +72,17 @@ def test_windows_in_a_folder_files_or_a_list_become_one_film(windows, vae, capsy
     assert names(".") == ["film.npy", "list.txt", "windows/notes.txt", *sorted(files)]
 
 
-def test_a_folder_is_in_the_order_of_the_numbers_in_its_names(tmp_path):
-    found = ["2.npy", "10.npy", "w2.npz", "w2b.npz", "w10.npz", "\u00b21.npy"]  # a digit only for some programs
-    for name in [*found, ".hidden.npy", "notes.txt"]:
+def test_a_folder_is_in_the_order_of_the_numbers_in_its_names(tmp_path, capsys):
+    in_order = ["2.npy", "10.npy", "w2.npz", "w2b.npz", "w10.npz", "\u00b21.npy"]  # a digit only for some programs
+    for name in [".hidden.npy", "notes.txt"]:
         (tmp_path / name).touch()
-    film = join_items(read_inputs([str(tmp_path)], of_videos=False))
-    assert [Path(window).name for window in film.windows] == found
+    for length, name in enumerate(in_order, 3):
+        latents = np.zeros((1, 64, length, 1, 1), np.float32)
+        np.save(tmp_path / name, latents) if name.endswith(".npy") else np.savez(tmp_path / name, latents=latents)
+    arguments = [tmp_path, *VAE, "--join", "--carry", 1, "--fps", 24, "--dry-run", "--json"]
+    assert run(decode, *arguments) == 0
+    windows = json.loads(capsys.readouterr().out)["plan"]["windows"]
+    assert [window["frames"] for window in windows] == [8 * length - 7 for length in range(3, 9)]
 
 
 def test_the_carry_is_what_the_files_state_or_25(windows, capsys):
@@ -185,32 +184,22 @@ def replaced(path, values):
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("change", [overwritten, cut_and_written, replaced])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_window_that_changes_after_it_was_planned_is_an_error(windows, monkeypatch, capsys, change, name):
-    path, load = Path(f"windows/{name}.safetensors"), loading.load_network
+def test_a_window_that_changes_after_it_was_planned_is_an_error(windows, before_loads, capsys, change, name):
+    path = Path(f"windows/{name}.safetensors")
     os.utime(path, ns=(0, 0))  # before any tick of the clock in which the test runs
-
-    def loaded(*arguments):
-        change(path, np.array(windows[0]))
-        return load(*arguments)
-
-    monkeypatch.setattr(loading, "load_network", loaded)
+    before_loads(lambda _: change(path, np.array(windows[0])))
     line = failed(capsys, "windows", *VAE, "--join", "--carry", CARRY, "-o", "film.npy")
     assert line.startswith(f"error: {path}: cannot be read, as the file changed while it was read; wait until ")
 
 
-def test_a_window_whose_audio_changes_after_it_was_planned_is_an_error(windows, monkeypatch, capsys, audio_case):
+def test_a_window_whose_audio_changes_after_it_was_planned_is_an_error(windows, before_loads, capsys, audio_case):
     for number, window in enumerate(windows[:2]):
         save_latents(f"{number}.safetensors", window, audio=mx.array(random_latents(40)))
         os.utime(f"{number}.safetensors", ns=(0, 0))
-    model, run_task = audio_case("ltx2").checkpoint, AudioTask.run
-
-    def run_changed(task, bar):
-        cut_and_written(Path("0.safetensors"), None)
-        return run_task(task, bar)
-
-    monkeypatch.setattr(AudioTask, "run", run_changed)
-    arguments = ["0.safetensors", "1.safetensors", "--join", "--carry", CARRY, "--audio-model", model, "-o", "film.wav"]
-    assert failed(capsys, *arguments).startswith("error: 0.safetensors: cannot be read, as the file changed while it ")
+    before_loads(lambda _: cut_and_written(Path("1.safetensors"), None))
+    model = ["--audio-model", audio_case("ltx2").checkpoint]
+    arguments = ["0.safetensors", "1.safetensors", "--join", "--carry", CARRY, *model, "-o", "film.wav"]
+    assert failed(capsys, *arguments).startswith("error: 1.safetensors: cannot be read, as the file changed while it ")
 
 
 def with_nan(array):
@@ -316,11 +305,11 @@ def pictures(count):
 @pytest.mark.parametrize(
     ("count", "options", "spans"),
     [
-        (66, ["--pad"], [(0, 41), (24, 65), (48, 66)]),
+        (42, ["--pad"], [(0, 25), (16, 41), (32, 42)]),
         (10, [], [(0, 9)]),
-        (62, [], [(0, 41), (24, 57)]),  # 5 frames are left out
-        (66, [], [(0, 41), (24, 65)]),  # of the next window there would be one frame
-        (43, ["--carry", 0], [(0, 41), (41, 42)]),
+        (38, [], [(0, 25), (16, 33)]),  # 5 frames are left out
+        (42, [], [(0, 25), (16, 41)]),  # of the next window there would be one frame
+        (27, ["--carry", 0], [(0, 25), (25, 26)]),
     ],
 )
 def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, capsys, count, options, spans):
@@ -328,9 +317,9 @@ def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, caps
     frames, vae = pictures(count), VideoVAE.from_pretrained(demo.VAE, decoder=False, dtype="float32")
     with VideoWriter("clip.mkv", size=(64, 32), fps=24, codec="ffv1") as out:
         out.write(frames)
-    carry = 0 if options[:1] == ["--carry"] else CARRY
+    carry = 0 if options[:1] == ["--carry"] else 9
     options = options if carry == 0 else ["--carry", carry, *options]
-    assert run(encode, "clip.mkv", *VAE, "--windows", FRAMES, *options, "-o", "windows/", "--json") == 0
+    assert run(encode, "clip.mkv", *VAE, "--windows", 25, *options, "-o", "windows/", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert names("windows") == [f"{number:05d}.safetensors" for number in range(1, len(spans) + 1)]
     stored = np.concatenate([frames, *[frames[-1:]] * 7])
@@ -342,7 +331,7 @@ def test_a_video_is_encoded_in_the_windows_of_a_film(tmp_path, monkeypatch, caps
         expected = vae.encode(stored[first:whole])
         assert latents.shape == expected.shape
         assert mx.abs(latents - expected).max().item() < TOLERANCE
-        stated = None if count < carry else carry  # by a window that is alone
+        stated = None if len(spans) == 1 else carry
         assert (info.carry, info.fps, info.num_frames) == (stated, 24, whole - first)
     assert (report["frames"], report["windows"], report["carry"]) == (whole, len(spans), carry)
     assert report["source_frames"] == count

@@ -8,10 +8,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from latent_files import write
-from mlx_ltx_vae import Keyframes, LatentsError, load_keyframes, save_latents
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.latents import LatentsWriter, load_latents, open_latents
+from commands import info
+from latent_files import LatentsWriter, open_latents, write
+from mlx_ltx_vae import Keyframes, LatentsError, load_keyframes, load_latents, save_latents
 
 SHAPE = (2, 8, 3, 4, 5)
 FRAMES = (12, 4, 4)  # any order, and repeated

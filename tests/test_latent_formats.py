@@ -6,14 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from latent_files import write_sparse
-from mlx_ltx_vae import demo, load_latents
-from mlx_ltx_vae.commands.parsers import decode_parser
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.latents import formats, open_latents
-from toy_format import START, TOY
+from commands import decode, help_of, info
+from latent_files import open_latents, write_sparse
+from mlx_ltx_vae import LatentsError, demo, load_latents
+from toy_format import ENDINGS, START, add_toy
 
 SHAPE = (1, 64, 2, 3, 4)
 
@@ -21,7 +17,7 @@ SHAPE = (1, 64, 2, 3, 4)
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, np.ndarray]:
     """A file in the toy format, which is in the table, and its values."""
-    monkeypatch.setattr(formats, "READERS", [*formats.READERS, TOY])
+    add_toy(monkeypatch)
     values = np.random.default_rng(0).standard_normal(SHAPE).astype("<f4")
     path = tmp_path / "clip.toy"
     path.write_bytes(START + " ".join(map(str, SHAPE)).encode() + b"\n" + values.tobytes())
@@ -55,8 +51,7 @@ def test_a_damaged_file_of_a_new_format_is_one_sentence(toy: tuple) -> None:
 
 
 def test_help_lists_the_endings_of_the_table() -> None:
-    endings = [ending for reader in formats.READERS for ending in reader.endings]
-    assert f"latent files: {', '.join(endings)};" in " ".join(decode_parser().format_help().split())
+    assert f"latent files: {', '.join(ENDINGS)};" in " ".join(help_of("decode").split())
 
 
 @pytest.mark.parametrize(

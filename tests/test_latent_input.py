@@ -8,11 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_ltx_vae import DecodeCancelled, LatentsError, PlanError, VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.checkpoint.loading import load_network
-from mlx_ltx_vae.pipeline import sources
-from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, decode_with_tiling
+from latent_files import check_in_parts
+from mlx_ltx_vae import DecodeCancelled, LatentsError, PlanError, VideoVAE, tiling
 
 TOLERANCE = 2e-5
 
@@ -116,7 +113,7 @@ def test_frames_come_out_before_all_latents_are_there(vae):
 
 def test_latents_that_arrive_can_be_decoded_in_tiles_in_space(vae):
     latents = latents_of(vae, 3, 2, 4)
-    plan = vae.plan(latents.shape, mode="tiled", tiling=TilingConfig(SpatialTilingConfig(64, 32)))
+    plan = vae.plan(latents.shape, mode="tiled", tiling=tiling.TilingConfig(tiling.SpatialTilingConfig(64, 32)))
     parts = [latents[:, :, :1], latents[:, :, 1:]]
     assert_close(vae.decode(parts, plan), vae.decode(latents, plan))
 
@@ -125,7 +122,7 @@ def test_latents_that_arrive_can_be_decoded_in_tiles_in_space(vae):
     "options",
     [
         {"order": "rows", "mode": "exact"},
-        {"mode": "tiled", "tiling": TilingConfig(temporal_config=TemporalTilingConfig(16, 8))},
+        {"mode": "tiled", "tiling": tiling.TilingConfig(temporal_config=tiling.TemporalTilingConfig(16, 8))},
     ],
 )
 def test_a_plan_that_needs_all_latents_refuses_those_that_arrive(vae, options):
@@ -154,11 +151,14 @@ def test_arriving_latents_that_cannot_be_decoded_are_refused(vae, parts, words):
         {"mode": "exact", "order": "time"},
         {"mode": "exact", "order": "rows"},
         {"mode": "single"},
-        {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(64, 32), TemporalTilingConfig(16, 8))},
+        {
+            "mode": "tiled",
+            "tiling": tiling.TilingConfig(tiling.SpatialTilingConfig(64, 32), tiling.TemporalTilingConfig(16, 8)),
+        },
     ],
 )
 def test_a_file_is_read_in_the_parts_that_the_plan_needs(noisy_vae, options, monkeypatch):
-    monkeypatch.setattr(sources, "VALUES_AT_ONCE", 1)  # of the check before the decode
+    check_in_parts(monkeypatch, 1)  # of the check before the decode
     latents = latents_of(noisy_vae, 3, 2, 3)
     plan = noisy_vae.plan(latents.shape, **options)
     mapped = Mapped(latents)
@@ -191,7 +191,7 @@ def test_values_of_latents_that_are_known_as_a_whole_are_checked_before_the_firs
 def test_latents_in_a_file_are_checked_in_parts_where_they_are_decoded(vae, order, monkeypatch):
     latents = spoiled(latents_of(vae, 16))
     mapped, frame = Mapped(latents), latents[:, :, :1].size
-    monkeypatch.setattr(sources, "VALUES_AT_ONCE", 3 * frame + 1)
+    check_in_parts(monkeypatch, 3 * frame + 1)
     with pytest.raises(LatentsError, match="NaN or infinite"):
         vae.stream(mapped, vae.plan(latents.shape, order=order))
     assert mapped.largest == 3 * frame
@@ -264,8 +264,8 @@ def test_the_networks_can_be_called_on_whole_clips(golden, name):
 
 def test_the_decoder_is_the_function_that_the_tiler_of_other_ports_calls(vae):
     latents = latents_of(vae, 2, 2, 4)
-    plan = vae.plan(latents.shape, mode="tiled", tiling=TilingConfig(SpatialTilingConfig(64, 32)))
-    tiled = decode_with_tiling(vae.decoder, latents, TilingConfig(SpatialTilingConfig(64, 32)))
+    plan = vae.plan(latents.shape, mode="tiled", tiling=tiling.TilingConfig(tiling.SpatialTilingConfig(64, 32)))
+    tiled = tiling.decode_with_tiling(vae.decoder, latents, tiling.TilingConfig(tiling.SpatialTilingConfig(64, 32)))
     assert_close(tiled, vae.decode(latents, plan), 1e-4)
 
 
@@ -322,8 +322,3 @@ def test_cancelling_from_another_thread_ends_a_decode_between_two_steps(vae):
         list(chunks)
     assert cancelled.is_set()
     assert given == [0, 1, 2, 3, 4]
-
-
-def test_a_decoder_that_is_loaded_alone_takes_normalized_latents(golden, vae):
-    decoder = load_network(open_checkpoint(golden("small_ltx2_3").checkpoint), "decoder", None)
-    assert mx.array_equal(decoder(latents_of(vae)), vae.decoder(latents_of(vae)))

@@ -13,11 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from mlx_ltx_vae import LatentsError, VideoVAE, WriterError, demo, load_latents, save_latents
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.latents.keyframes import Keyframes
+from commands import convert, decode, encode
+from mlx_ltx_vae import Keyframes, LatentsError, VideoVAE, WriterError, demo, load_latents, save_latents
 
 LATENTS = mx.random.normal((2, 8, 3, 4, 5), key=mx.random.key(0))
 

@@ -12,10 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from latent_files import assert_same, write
-from mlx_ltx_vae import demo
-from mlx_ltx_vae.errors import LatentsError, speaking_of_options
-from mlx_ltx_vae.latents import load_latents, save_latents
-from mlx_ltx_vae.latents.metadata import parse_grid
+from mlx_ltx_vae import LatentsError, demo, integrations, load_latents, save_latents
 
 CHANNELS = 7
 GRID = (3, 4, 5)
@@ -230,7 +227,7 @@ def test_audio_latents_are_told_apart_from_packed_and_other_latents(tmp_path: Pa
     with pytest.raises(LatentsError, match=r"are audio latents; read them with load_audio_latents, for AudioVAE"):
         load_latents(path, latent_channels=latent_channels)
     with (
-        speaking_of_options(),
+        integrations.speaking_of_options(),
         pytest.raises(LatentsError, match="; give them with --audio-latents beside the video's"),
     ):
         load_latents(path, latent_channels=latent_channels)
@@ -252,13 +249,6 @@ def test_a_checkpoint_in_place_of_latents_is_told_apart() -> None:
 def test_eight_frames_or_16_channels_are_not_taken_for_audio(tmp_path: Path, stored, latent_channels, shape) -> None:
     path = write(tmp_path / "clip.safetensors", {"latents": np.ones(stored, np.float32)})
     assert load_latents(path, latent_channels=latent_channels)[0].shape == shape
-
-
-@pytest.mark.parametrize("text", ["", "3x4", "3x4x5x6", "0x4x5", "3x-4x5", "3.0x4x5"])
-def test_text_is_a_grid_or_a_value_error(text: str) -> None:
-    assert parse_grid(" 16x22x40 ") == (16, 22, 40)
-    with pytest.raises(ValueError, match=r"write F'xH'xW'"):
-        parse_grid(text)
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from latent_files import write, write_sparse
-from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import formats, open_latents
+from latent_files import open_latents, write, write_sparse
+from mlx_ltx_vae import LatentsError
+from mlx_ltx_vae.latents import formats
 from mlx_ltx_vae.pipeline.sources import find_notice, frame_moments, join_moments, read_frames, sample_moments
 from mlx_ltx_vae.shapes import sampled_frames
 from test_latents_layouts import STORED_AS

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import load_latents
-from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors
+from mlx_ltx_vae import LatentsError, ScaleFactors, load_latents
 
+SCALE = ScaleFactors(8, 32, 32)
 GRID = (3, 4, 5)
 VIDEO = (17, 128, 160)  # at 32x32x8
 SMALL_VIDEO = (9, 64, 80)  # at 16x16x4
@@ -31,14 +30,14 @@ def stated(sizes: tuple, keys: tuple = KEYS) -> dict[str, int]:
     return {key: size for key, size in zip(keys, sizes, strict=True) if size is not None}
 
 
-@pytest.mark.parametrize("scale", [None, DEFAULT_SCALE])
+@pytest.mark.parametrize("scale", [None, SCALE])
 @pytest.mark.parametrize("sizes", [VIDEO, (17, None, None), (None, 128, 160)])
 def test_sizes_of_the_video_are_reported(tmp_path: Path, sizes: tuple, scale: ScaleFactors | None) -> None:
     _, info = load_latents(write(tmp_path, stated(sizes)), scale=scale)
     assert (info.num_frames, info.height, info.width) == sizes
 
 
-@pytest.mark.parametrize("scale", [None, DEFAULT_SCALE])
+@pytest.mark.parametrize("scale", [None, SCALE])
 @pytest.mark.parametrize("sizes", [GRID, (3, None, None), (None, 4, 5)])
 def test_sizes_of_the_latent_grid_are_not_reported_as_the_videos(
     tmp_path: Path, sizes: tuple, scale: ScaleFactors | None
@@ -52,14 +51,14 @@ def test_without_a_scale_the_sizes_at_any_scale_are_taken(tmp_path: Path) -> Non
     assert load_latents(path)[1].num_frames == 9
     assert load_latents(path, scale=ScaleFactors(4, 16, 16))[1].num_frames == 9
     with pytest.raises(LatentsError, match="states num_frames 9, height 64, width 80, but"):
-        load_latents(path, scale=DEFAULT_SCALE)
+        load_latents(path, scale=SCALE)
 
 
 @pytest.mark.parametrize(
     "sizes",
     [(18, 128, 160), (17, 127, 160), (17, 160, 128), (1, None, None), (2, None, None)],
 )  # fmt: skip
-@pytest.mark.parametrize("scale", [None, DEFAULT_SCALE])
+@pytest.mark.parametrize("scale", [None, SCALE])
 def test_sizes_that_fit_neither_reading_are_refused_with_both(
     tmp_path: Path, sizes: tuple, scale: ScaleFactors | None
 ) -> None:
@@ -74,7 +73,7 @@ def test_sizes_that_fit_neither_reading_are_refused_with_both(
 @pytest.mark.parametrize("sizes", [(17, 4, 5), (3, 128, 160)])
 def test_sizes_of_which_some_are_the_videos_and_some_the_latents_are_refused(tmp_path: Path, sizes: tuple) -> None:
     with pytest.raises(LatentsError, match="correct the metadata"):
-        load_latents(write(tmp_path, stated(sizes)), scale=DEFAULT_SCALE)
+        load_latents(write(tmp_path, stated(sizes)), scale=SCALE)
 
 
 @pytest.mark.parametrize("sizes", [(4, None, None), (None, 5, None), (None, None, 4)])

@@ -13,9 +13,8 @@ import pytest
 from numpy.lib import format as npy_format
 
 import latent_files
-from mlx_ltx_vae import files
-from mlx_ltx_vae.errors import LatentsError
-from mlx_ltx_vae.latents import load_latents, open_latents
+from latent_files import open_latents
+from mlx_ltx_vae import LatentsError, files, load_latents
 
 SHAPE = (1, 8, 3, 4, 5)
 HUGE = (1, 8, 2**20, 2**10, 2**10)  # 35 TB as float32

@@ -14,10 +14,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from conftest import active_memory, file_size_limit
-from latent_files import assert_same
-from mlx_ltx_vae.errors import LatentsError, WriterError
-from mlx_ltx_vae.latents import LatentsWriter, load_latents, save_latents, writer
-from mlx_ltx_vae.shapes import ScaleFactors
+from latent_files import LatentsWriter, assert_same, write_in_blocks
+from mlx_ltx_vae import LatentsError, ScaleFactors, WriterError, load_latents, save_latents
 from video_files import names
 
 
@@ -117,7 +115,7 @@ def test_a_partial_file_that_a_signal_has_removed_is_not_created_again(tmp_path:
 def test_latents_that_come_along_time_are_one_tensor_to_other_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: type, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(writer, "_BLOCK_BYTES", block_bytes)
+    write_in_blocks(monkeypatch, block_bytes)
     expected = np.random.default_rng(0).normal(size=(2, 8, 7, 3, 5)).astype(dtype)
     audio = np.random.default_rng(1).normal(size=(2, 8, 4, 16)).astype(np.float32)
     path = tmp_path / "clip.safetensors"
@@ -138,7 +136,7 @@ def test_latents_that_come_along_time_are_one_tensor_to_other_programs(
 def test_latents_that_come_take_no_memory_that_grows_with_the_clip(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "_BLOCK_BYTES", 2**16)
+    write_in_blocks(monkeypatch, 2**16)
     part = mx.zeros((1, 128, 2, 8, 8))
     mx.eval(part)
     before = active_memory()

@@ -23,9 +23,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from conftest import file_size_limit, nobody
-from latent_files import refusal, write
-from mlx_ltx_vae import demo
-from mlx_ltx_vae.latents import load_latents, open_latents
+from latent_files import open_latents, refusal, write
+from mlx_ltx_vae import demo, load_latents
 
 SHAPE = (1, 8, 3, 4, 5)
 

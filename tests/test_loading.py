@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.loading import write_checkpoint
 from benchmarks.measuring import Case, count_weight_bytes
+from checkpoint_files import open_checkpoint
 from conftest import active_memory
 from metal_emulation import emulated
 from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint
 from tolerances import PEAK_MARGIN
 
 MARGIN = 1.05 * PEAK_MARGIN  # one of the smaller layers in two layouts, or on Metal in float32

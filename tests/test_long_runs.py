@@ -6,6 +6,7 @@
 import gc
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,10 +21,8 @@ from safetensors.numpy import save_file
 
 from conftest import FIXTURES, synthetic_checkpoint
 from fuzz_corpus import CHANNELS, small_config, small_weights
-from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.process import remove_folder
-from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
-from mlx_ltx_vae.video import OutputOptions, VideoReader, open_sink
+from mlx_ltx_vae import VideoReader, VideoVAE, tiling
+from video_files import OutputOptions, open_sink
 
 pytestmark = pytest.mark.slow
 
@@ -110,7 +109,7 @@ DECODES = [
     ("out.mkv", {"codec": "ffv1"}, {"mode": "exact", "order": "rows"}),
     ("out.gif", {}, {"mode": "exact", "order": "columns"}),
     ("out.npy", {}, {"mode": "single"}),
-    ("stills/", {}, {"mode": "tiled", "tiling": TilingConfig(SpatialTilingConfig(64, 32))}),
+    ("stills/", {}, {"mode": "tiled", "tiling": tiling.TilingConfig(tiling.SpatialTilingConfig(64, 32))}),
 ]
 #: How a decode of the soak ends.
 CLOSED, DROPPED_AFTER_A_CHUNK, DROPPED_WITHOUT_A_CHUNK = range(3)
@@ -148,7 +147,7 @@ def decode_once(vae, folder, output, options, how, end):
         sink.write(chunk.to_uint8())
     if end == CLOSED:
         sink.close()
-        remove_folder(folder / output) if output.endswith("/") else os.remove(folder / output)
+        shutil.rmtree(folder / output) if output.endswith("/") else os.remove(folder / output)
 
 
 def encode_once(vae, video, end):

@@ -13,15 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from commands import decode, encode, info, preview
+from conftest import file_size_limit
 from many_files import VAE, failed, names, run
 from mlx_ltx_vae import VideoVAE, demo, load_latents, save_latents
-from mlx_ltx_vae.commands.decode_command import DecodeTask
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.pipeline import decode as pipeline_decode
-from mlx_ltx_vae.pipeline import inputs
-from mlx_ltx_vae.preview import main as preview
 from terminals import run_on_terminal
 
 
@@ -211,14 +206,11 @@ def test_a_broken_file_does_not_stop_the_others_and_the_exit_code_is_1(clips, ca
     assert captured.err.splitlines() == [broken, missing, last]
 
 
-def test_an_error_in_the_middle_of_a_decode_leaves_nothing_of_that_file(clips, capsys, monkeypatch):
-    values = mx.concatenate([load_latents("three.safetensors")[0], mx.full((1, 64, 1, 2, 2), float("nan"))], axis=2)
-    mx.save_safetensors("spoiled.safetensors", {"latents": values})
-    for module in (inputs, pipeline_decode):
-        monkeypatch.setattr(module, "check_values", lambda *_: None)
-    assert run(decode, "spoiled.safetensors", "one.safetensors", *VAE, "-o", "out/", "-q") == 1
-    assert capsys.readouterr().err.startswith("error: spoiled.safetensors: ")
-    assert names("out") == ["one.mp4"]
+def test_an_error_in_the_middle_of_a_decode_leaves_nothing_of_that_file(clips, capsys):
+    with file_size_limit(10 * 64 * 64 * 3):  # bytes of 10 frames
+        assert run(decode, "three.safetensors", "one.safetensors", *VAE, "-o", "out/{name}.npy", "-q") == 1
+    assert capsys.readouterr().err.startswith("error: three.safetensors: out/three.npy: cannot be written ")
+    assert names("out") == ["one.npy"]
 
 
 @pytest.mark.parametrize("options", [[], ["--dry-run"]])
@@ -237,17 +229,15 @@ def test_values_of_a_file_and_of_its_whole_batch_are_checked_before_anything_is_
     assert run(decode, "clip.npy", *VAE, *part, *options) == 0  # which needs no later latent frames
 
 
-def test_values_of_all_files_are_checked_before_the_first_is_decoded(clips, capsys, monkeypatch):
+def test_values_of_all_files_are_checked_before_the_first_is_decoded(clips, capsys, before_loads):
     values = np.array(load_latents("two.safetensors")[0])
+    np.save("good.npy", values)
     values[0, 0, -1] = np.nan
     np.save("spoiled.npy", values)
-    checked, check = [], inputs.check_values
-    monkeypatch.setattr(inputs, "check_values", lambda *given: checked.append(given[0].source) or check(*given))
-    report = {"plan": {}, "seconds": 0, "frames": 1, "peak_memory_bytes": 0}
-    monkeypatch.setattr(DecodeTask, "run", lambda *_: checked.append("decoded") or (report, ""))
-    assert run(decode, "one.safetensors", "spoiled.npy", "two.safetensors", *VAE, "-o", "out/", "-q") == 1
-    assert checked == ["one.safetensors", "spoiled.npy", "two.safetensors", "decoded", "decoded"]
+    before_loads(lambda _: Path("good.npy").replace("spoiled.npy"))
+    assert run(decode, "one.safetensors", "two.safetensors", "spoiled.npy", *VAE, "-o", "out/", "-q") == 1
     assert capsys.readouterr().err.startswith("error: spoiled.npy: 4 of ")
+    assert names("out") == ["one.mp4", "two.mp4"]
 
 
 def test_errors_that_do_not_name_their_file_are_shown_with_it_and_that_of_the_checkpoint_once(clips, capsys):

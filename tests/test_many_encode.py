@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from commands import encode
 from many_files import failed, names, run
 from mlx_ltx_vae import load_latents
-from mlx_ltx_vae.encode import main as encode
 from video_files import run_ffmpeg, save_images
 
 

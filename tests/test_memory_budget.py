@@ -11,11 +11,11 @@ from mlx_ltx_vae import PlanError, VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.device import available_memory, step_settings
 from mlx_ltx_vae.backend.machine import Backend, Machine
-from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, decoder_spec, encoder_spec, parse_vae_config
 from mlx_ltx_vae.options import PlanOptions
 from mlx_ltx_vae.planning.memory import is_cache_tight
 from mlx_ltx_vae.planning.planner import plan_decode, plan_encode
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig
+from vae_configs import GENERATIONS, decoder_spec, encoder_spec, parse_vae_config
 
 GB = 10**9
 CONFIG = parse_vae_config(GENERATIONS["LTX-2.3"], "LTX-2.3")

@@ -6,6 +6,7 @@ from functools import cache
 import mlx.core as mx
 import pytest
 
+from checkpoint_files import open_checkpoint
 from metal_emulation import (
     EmulatedGPU,
     emulated,
@@ -17,7 +18,6 @@ from mlx_ltx_vae import VideoVAE, demo, load_latents
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
 from mlx_ltx_vae.backend.mlx_utils import max_difference, psnr
-from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.networks import layers
 from mlx_ltx_vae.networks.convolution.rules import Formulation
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TilingConfig

@@ -7,12 +7,22 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_ltx_vae import AudioVAE, PreviewVAE, VideoVAE, VideoWriter, convert, decode, encode, preview, save_latents
-from mlx_ltx_vae.checkpoint import open_checkpoint
+from checkpoint_files import AUDIO, open_checkpoint
+from mlx_ltx_vae import (
+    AudioVAE,
+    CheckpointError,
+    PreviewVAE,
+    VideoVAE,
+    VideoWriter,
+    convert,
+    decode,
+    encode,
+    preview,
+    save_latents,
+)
 from mlx_ltx_vae.checkpoint.locate import is_on_hub, parse_reference
-from mlx_ltx_vae.errors import CheckpointError, telling_notes
+from mlx_ltx_vae.errors import telling_notes
 from mlx_ltx_vae.model_table import MODELS, Kind, latents_of, models_for, models_of
-from mlx_ltx_vae.networks.base import AUDIO
 
 hub = pytest.importorskip("huggingface_hub")
 

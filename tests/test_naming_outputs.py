@@ -15,18 +15,15 @@ from pathlib import Path
 
 import pytest
 
+from checkpoint_files import convert_checkpoint, open_checkpoint
+from latent_files import LatentsWriter
 from many_files import failed, run
-from mlx_ltx_vae import WriterError, decode, demo, encode
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.conversion import convert_checkpoint
-from mlx_ltx_vae.errors import LatentsError
+from mlx_ltx_vae import LatentsError, WriterError, decode, demo, encode
 from mlx_ltx_vae.files import PartFile, part_folder
-from mlx_ltx_vae.latents import LatentsWriter
 from mlx_ltx_vae.pipeline.output import name_outputs
-from mlx_ltx_vae.video import open_sink
 from test_files_kept import PRECIOUS, REFUSED, REPLACED, mode, target_of, write
 from test_full_disk import small_disk  # noqa: F401
-from video_files import SIZE, noise
+from video_files import SIZE, noise, open_sink
 
 CALLS = ("create", "rename", "unlink", "close", "fsync")
 CONTENT = b"finished"
@@ -349,6 +346,13 @@ def test_a_file_that_becomes_read_only_meanwhile_costs_no_output(here, name):
     with pytest.warns(UserWarning, match="the name was taken meanwhile"):
         other = write(name, True, lambda: target.chmod(0o444))
     assert target.read_bytes() == PRECIOUS and target_of(other).stat().st_size > 50
+
+
+def test_outputs_of_a_batch_are_named_after_the_output():
+    assert name_outputs("a/clip.mp4", 1) == ["a/clip.mp4"]
+    assert name_outputs("a/clip.mp4", 2) == ["a/clip-0.mp4", "a/clip-1.mp4"]
+    assert name_outputs("out/", 2) == ["out-0/", "out-1/"]
+    assert name_outputs("out/%05d.png", 2) == ["out-0/%05d.png", "out-1/%05d.png"]
 
 
 @pytest.mark.parametrize("output", [".", "./", "..", "%05d.png", "../%05d.png"])

@@ -1,5 +1,6 @@
 """Exact in any order: by rows or columns the result is the single pass's too, and nothing stays on disk."""
 
+import shutil
 import tempfile
 
 import mlx.core as mx
@@ -7,7 +8,6 @@ import numpy as np
 import pytest
 
 from mlx_ltx_vae import PlanError, VideoVAE
-from mlx_ltx_vae.pipeline import frame_buffer as frame_module
 from tolerances import tolerance
 
 TOLERANCE = tolerance(2e-5)
@@ -91,13 +91,13 @@ def test_a_buffer_folder_that_is_removed_meanwhile_does_not_matter(golden, tmp_p
     plan = vae.plan(latents.shape, order="rows")
     expected = vae.decode(latents, plan)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    reserve = frame_module._reserve
+    disk_usage = shutil.disk_usage
 
-    def remove_folder(descriptor, size):
+    def remove_folder(descriptor):
         folder.rmdir()
-        reserve(descriptor, size)
+        return disk_usage(descriptor)
 
-    monkeypatch.setattr(frame_module, "_reserve", remove_folder)
+    monkeypatch.setattr(shutil, "disk_usage", remove_folder)
     folder.mkdir()
     assert mx.array_equal(vae.decode(latents, plan), expected)
     assert not folder.exists()
@@ -122,8 +122,8 @@ def test_a_missing_buffer_folder_is_one_sentence(golden, tmp_path, monkeypatch, 
 
 def test_a_full_disk_is_said_before_anything_is_decoded(golden, buffer_folder, monkeypatch):
     vae = VideoVAE.from_pretrained(golden("small_ltx2_3").checkpoint, encoder=False)
-    usage = frame_module.shutil.disk_usage(buffer_folder)
-    monkeypatch.setattr(frame_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    usage = shutil.disk_usage(buffer_folder)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(
         PlanError, match=r"keeps 1.3 MB of frames in .*, which cannot hold them \(1 kB left\); set TMPDIR"
     ):

@@ -8,15 +8,15 @@ import pytest
 from mlx.utils import tree_map
 
 from audio_cases import random_latents
+from commands import decode as decode_command
+from commands import preview as preview_command
 from conftest import active_memory
 from mlx_ltx_vae import AudioVAE, DecodeError, PreviewVAE, VideoVAE, demo, integrations
-from mlx_ltx_vae.decode import main as decode_command
 from mlx_ltx_vae.networks.latent_rgb.family import LatentRGBConfig, LatentRGBDecoder
 from mlx_ltx_vae.networks.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.networks.preview_vae.networks import PreviewDecoder
 from mlx_ltx_vae.pipeline import audio, decode, encode
 from mlx_ltx_vae.pipeline.output_check import OutputCheck
-from mlx_ltx_vae.preview import main as preview_command
 from mlx_ltx_vae.video.audio import write_wav
 
 

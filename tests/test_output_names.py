@@ -9,9 +9,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_ltx_vae import WriterError, load_latents, save_latents
-from mlx_ltx_vae.video import VideoReader, check_output, open_sink
-from video_files import names
+from mlx_ltx_vae import VideoReader, WriterError, load_latents, save_latents
+from video_files import check_output, names, open_sink
 
 SIZE = (64, 32)
 FRAMES = np.random.default_rng(0).integers(0, 256, (3, SIZE[1], SIZE[0], 3), np.uint8)

@@ -1,5 +1,6 @@
 """Outputs whose name or folder changes hands while they are written: an error, and nobody else's file is touched."""
 
+import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from conftest import nobody
-from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.process import remove_folder
-from mlx_ltx_vae.video import open_sink
-from video_files import SIZE, noise
+from mlx_ltx_vae import WriterError
+from video_files import SIZE, noise, open_sink
 
 
 def tree(folder: Path) -> list[str]:
@@ -31,7 +30,7 @@ def test_an_output_whose_folder_becomes_a_file_is_one_error(tmp_path: Path, name
         ):
             out.write(noise(2))
             out._queue.finish()
-            remove_folder(folder)
+            shutil.rmtree(folder)
             folder.write_bytes(b"precious")
             if not is_completed:
                 raise ValueError("the error that is told")

@@ -6,10 +6,9 @@ import sys
 
 import pytest
 
-from mlx_ltx_vae.errors import WriterError
+from mlx_ltx_vae import WriterError
 from mlx_ltx_vae.files import PartFile, part_folder
-from mlx_ltx_vae.video import open_sink
-from video_files import names, open_files
+from video_files import names, open_files, open_sink
 
 KEEPS = """
 import sys

@@ -17,19 +17,16 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from checkpoint_files import write_pack
+from checkpoint_files import AUDIO, write_pack
+from commands import decode, preview
 from conftest import active_memory
-from mlx_ltx_vae import AudioVAE, Film, PreviewVAE, VideoVAE, save_latents
+from mlx_ltx_vae import AudioVAE, DecodePlan, Film, FrameChunk, PlanError, PreviewVAE, VideoVAE, save_latents
 from mlx_ltx_vae.backend.mlx_utils import DTYPES
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.errors import PlanError, TilingError
-from mlx_ltx_vae.networks.base import AUDIO, Statistics
+from mlx_ltx_vae.networks.base import Statistics
 from mlx_ltx_vae.networks.convolution.conv3d import prepare
 from mlx_ltx_vae.networks.families import PICTURES, published
-from mlx_ltx_vae.pipeline.frames import FrameChunk
-from mlx_ltx_vae.planning.plan import DecodePlan
 from mlx_ltx_vae.planning.planner import plan_decode
-from mlx_ltx_vae.preview import main as preview
+from mlx_ltx_vae.tiling import TilingError
 from mlx_ltx_vae.tiling.config import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
 from tolerances import cpu_only
 

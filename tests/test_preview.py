@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import imageio.v3 as iio
@@ -12,16 +11,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from checkpoint_files import tiny_decoder_tensors
+from commands import preview
 from many_files import failed, names, run
 from mlx_ltx_vae import PreviewVAE, VideoReader, VideoVAE, demo, load_latents, save_latents
-from mlx_ltx_vae.backend.mlx_utils import named_parameters
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.networks import families
-from mlx_ltx_vae.networks.latent_rgb.family import LATENT_RGB
-from mlx_ltx_vae.networks.preview_vae.config import PreviewConfig
-from mlx_ltx_vae.networks.preview_vae.networks import PreviewDecoder
-from mlx_ltx_vae.preview import main as preview
-from mlx_ltx_vae.shapes import ScaleFactors
 
 RGB = ["-m", str(demo.LATENT_RGB)]
 
@@ -119,9 +112,8 @@ def test_any_decoder_makes_a_sheet(clips):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """A TAEHV with few channels and random weights."""
-    decoder = PreviewDecoder(PreviewConfig((8, 8, 8, 8), None))
     path = tmp_path_factory.mktemp("tiny") / "taeltx2_3.safetensors"
-    arrays = {f"decoder.{name}": array for name, array in named_parameters(decoder).items()}
+    arrays = tiny_decoder_tensors(8, 8, 8, 8)
     arrays["decoder.layers.22.weight"] *= 100  # pictures that one can see
     arrays["decoder.layers.22.bias"] += 0.5
     mx.save_safetensors(str(path), arrays)
@@ -159,17 +151,6 @@ def test_a_tiny_decoder_makes_all_frames_of_a_clip_and_one_picture_per_latent_fr
         assert distances.argmin() == place
         assert distances[place] < 10  # of enlarging a random picture
     assert (Path("00024.png").exists(), Path("00025.png").exists()) == (True, False)
-
-
-def test_a_sheet_asks_the_family_for_a_decoder_of_stills(clips, monkeypatch, capsys):
-    """One that differs in what the frame rate depends on."""
-    other = replace(LATENT_RGB, stills=lambda config: replace(config, cell=ScaleFactors(4, 32, 32)))
-    monkeypatch.setattr(families, "FAMILIES", (other,))
-    for output, fps in (("pair.mkv", 32 / 9), ("pair.png", 32 / 5)):
-        assert run(preview, "pair.safetensors", *RGB, "-o", output, "--json") == 0
-        assert json.loads(capsys.readouterr().out)["fps"] == fps
-    assert run(decode, "pair.safetensors", *RGB, "-o", "sheet.png", "--contact-sheet", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["fps"] == 32 / 9
 
 
 def test_it_is_a_console_script(tmp_path):

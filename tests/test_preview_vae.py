@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from checkpoint_files import convert_checkpoint, open_checkpoint
+from commands import decode, info
 from examples.preview_while_denoising import DEMO_PREVIEW
 from mlx_ltx_vae import CheckpointError, LatentsError, PreviewVAE, VideoVAE, demo, load_latents
 from mlx_ltx_vae.backend.mlx_utils import psnr
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.conversion import convert_checkpoint
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.networks.convolution.conv2d import Conv2d
 from mlx_ltx_vae.networks.preview_vae.config import PreviewConfig
 from mlx_ltx_vae.networks.preview_vae.networks import PreviewDecoder, PreviewEncoder

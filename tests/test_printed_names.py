@@ -7,13 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from commands import convert, decode, encode, info
 from many_files import VAE, names, run
 from mlx_ltx_vae import demo, load_latents, save_latents
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.errors import printable
-from mlx_ltx_vae.info import main as info
 from video_files import noise, write
 
 # Clears the screen; C1; the direction of text and isolates; line separators; invisible: soft hyphen, tag, zero width.
@@ -43,11 +39,6 @@ def printed(capsys, main, *arguments, code=0):
     lines = captured.out.splitlines() + captured.err.splitlines()
     assert not [line for line in lines if line.startswith("Inputs: 9")]
     return lines
-
-
-def test_one_function_escapes_what_a_terminal_obeys():
-    assert printable(HOSTILE) == SHOWN
-    assert printable("漢字  é") == "漢字  é"
 
 
 def test_results_of_inputs_show_names_escaped(folder, capsys):
@@ -91,6 +82,8 @@ def test_videos_show_names_escaped(folder, capsys):
 def test_reports_show_names_escaped(folder, capsys):
     vae = f"{HOSTILE}-vae.safetensors"
     assert printed(capsys, info, vae)[3] == f"name: {SHOWN}-vae.safetensors"
+    Path("b.safetensors").rename("漢字 é\x1b.safetensors")
+    assert printed(capsys, info, "漢字 é\x1b.safetensors")[3] == r"name: 漢字 é\x1b.safetensors"
     lines = printed(capsys, info, f"{HOSTILE}.safetensors", "-m", vae)
     assert lines[3] == f"name: {SHOWN}.safetensors"
     assert f"  vae: {SHOWN}-vae.safetensors" in lines

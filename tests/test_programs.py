@@ -10,13 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_ltx_vae import demo
-from mlx_ltx_vae.backend.device import is_reference_blas
-from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video import VideoReader, VideoWriter, compress_still
-from mlx_ltx_vae.video.audio_files import AudioReader
-from mlx_ltx_vae.video.ffmpeg import listing
+from mlx_ltx_vae import ReaderError, VideoReader, VideoWriter, WriterError, compress_still, demo
 from tolerances import cpu_only
+from video_files import AudioReader, forget_ffmpeg
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "with_openblas.sh"
 
@@ -67,13 +63,13 @@ def test_an_ffmpeg_that_is_too_old_is_named_instead_of_the_file(tmp_path, monkey
         lambda: VideoWriter(tmp_path / "out.mp4", size=(64, 64), fps=24),
         lambda: compress_still(np.zeros((32, 32, 3), np.uint8)),
     ]
-    listing.cache_clear()  # of the ffmpeg that other tests use
+    forget_ffmpeg()
     for start in tries:
         with pytest.raises((ReaderError, WriterError)) as error:
             start()
         expected = f"{program}: is ffmpeg {name}, and at least 7.0 is needed; correct or unset IMAGEIO_FFMPEG_EXE."
         assert str(error.value) == expected
-    listing.cache_clear()
+    forget_ffmpeg()
     assert sorted(os.listdir(tmp_path)) == ["clip.mp4", "ffmpeg"]
 
 
@@ -141,22 +137,6 @@ def test_a_missing_openblas_is_said_once(tmp_path):
             assert len(lines) == expected
             assert all(line.startswith("warning: MLX computes with the reference BLAS") for line in lines)
             assert "libopenblas0-pthread" in done.stderr or not expected
-
-
-@pytest.mark.parametrize(
-    ("files", "is_slow"),
-    [
-        (["venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "venv/mlx/lib/libmlx.so"], True),
-        (["venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "venv/numpy.libs/libscipy_openblas64_-ff651d7f.so"], True),
-        (["venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "/usr/lib/openblas-pthread/libopenblasp-r0.3.21.so"], False),
-        (["venv/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0", "venv/lib/libmkl_rt.so.2"], False),
-        (["/usr/lib/openblas-pthread/libblas.so.3"], False),  # Debian's alternative, for an MLX from source
-        (["/usr/lib/libblas/libblas.so.3.10"], True),
-        (["venv/mlx/lib/libmlx.so"], False),
-    ],
-)
-def test_the_reference_blas_is_known_by_the_files_of_the_process(files, is_slow):
-    assert is_reference_blas(files) is is_slow
 
 
 @pytest.mark.parametrize("option", ["--install", ""])

@@ -18,17 +18,14 @@ import mlx.core as mx
 import pytest
 from tqdm import tqdm
 
+from commands import bench, decode, encode, preview
 from mlx_ltx_vae import VideoVAE, save_latents
-from mlx_ltx_vae.bench import main as bench
 from mlx_ltx_vae.commands import jobs, speeds
 from mlx_ltx_vae.commands.cli import colored
 from mlx_ltx_vae.commands.parsers import info_parser
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.pipeline import progress
 from mlx_ltx_vae.pipeline.execution import Execution, ExecutionState
 from mlx_ltx_vae.pipeline.progress import FrameBar
-from mlx_ltx_vae.preview import main as preview
 from terminals import run_on_terminal
 from video_files import read, save_images
 

@@ -8,17 +8,19 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import fast_checkpoint
-from checkpoint_files import as_an_mlx_port_stores, assert_same_weights, read_statistics, read_weights
+from checkpoint_files import (
+    as_an_mlx_port_stores,
+    assert_same_weights,
+    open_checkpoint,
+    open_weights,
+    read_statistics,
+    read_weights,
+)
+from commands import convert, info
 from conftest import FIXTURES
-from mlx_ltx_vae import VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
-from mlx_ltx_vae.checkpoint.weight_files import choose_file, choose_weights
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.errors import CheckpointError
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.networks.specs import PaddingMode
-from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, decoder_spec, parse_vae_config
+from mlx_ltx_vae import CheckpointError, VideoVAE
 from tolerances import tolerance
+from vae_configs import GENERATIONS, PaddingMode, decoder_spec, parse_vae_config
 
 MANIFEST = json.loads((FIXTURES / "pruna.json").read_text())
 LAYOUTS = ["original", "bare_decoder", "diffusers", "mlx", "mlx_flat"]
@@ -243,25 +245,6 @@ def test_paths_with_colons_are_paths(tmp_path):
     assert list(open_checkpoint(f"{folder}:c:d.safetensors").networks) == ["encoder", "decoder"]
     both.unlink()
     assert list(open_checkpoint(both).networks) == ["decoder"]  # now a/b.safetensors
-
-
-@pytest.mark.parametrize(
-    ("names", "choices"),
-    [
-        (
-            ["vae_decoder.safetensors", PACKED, "vae_encoder.safetensors"],
-            [["vae_encoder.safetensors", "vae_decoder.safetensors"], ["vae_encoder.safetensors", PACKED]],
-        ),
-        ([PACKED, "vae_encoder.safetensors"], [["vae_encoder.safetensors", PACKED]]),
-        (["vae/ltx-2.3_vae.safetensors", "vae/pruna_ltx2.3_vae_comfy_bf16.safetensors"], None),
-        (["vae_decoder.safetensors", "pruna_audio_vae.safetensors"], [["vae_decoder.safetensors"]]),
-    ],
-)
-def test_names_of_a_pack_on_the_hub(names, choices):
-    found = [[name for files in choice for name in files] for choice in choose_weights(names)]
-    assert found == (choices or [[name] for name in names])
-    for choice in found:
-        assert [name for files in choose_file(names, choice[-1]) for name in files] == choice
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from checkpoint_files import AUDIO, open_checkpoint
+from commands import decode, info
 from conftest import FIXTURES
 from mlx_ltx_vae import Keyframes, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.backend import device
 from mlx_ltx_vae.backend.machine import Backend
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.model_table import Kind, models_of
-from mlx_ltx_vae.networks.base import AUDIO
 from mlx_ltx_vae.networks.diffusion_decoder.config import ltx_2_5, raw_ltx_2_5
 from mlx_ltx_vae.networks.diffusion_decoder.family import DIFFUSION_VAE
 from mlx_ltx_vae.networks.families import published

@@ -8,12 +8,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from audio_cases import make_case, random_latents
+from checkpoint_files import AUDIO, PICTURES, STATISTICS_TENSORS, open_checkpoint, open_weights, read_all
+from commands import convert, info
 from mlx_ltx_vae import AudioVAE, CheckpointError, PreviewVAE, VideoVAE
-from mlx_ltx_vae.checkpoint import open_checkpoint, open_weights
-from mlx_ltx_vae.conversion import STATISTICS_TENSORS, read_all
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.networks.base import AUDIO, PICTURES
 from tolerances import tolerance
 
 quiet = pytest.mark.filterwarnings("ignore:.*are quantized")

@@ -7,14 +7,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from commands import convert, decode, encode, info, preview
 from conftest import nobody
 from mlx_ltx_vae import LTXVAEError, VideoVAE, VideoWriter, demo, load_latents, save_latents
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import describe_error
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.preview import main as preview
 from video_files import numbered, save_images, write
 
 FRAMES = numbered(1, (64, 64))

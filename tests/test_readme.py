@@ -17,15 +17,15 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from checkpoint_files import named_parameters
 from examples.server import make_app
 from mlx_ltx_vae import VideoReader, VideoVAE, VideoWriter, demo, load_latents, save_latents
-from mlx_ltx_vae.backend.mlx_utils import named_parameters
 from mlx_ltx_vae.networks import layers
 from mlx_ltx_vae.networks.base import Statistics
 from mlx_ltx_vae.networks.video_vae import block_types, networks
-from mlx_ltx_vae.networks.video_vae.config import parse_vae_config
 from mlx_ltx_vae.networks.video_vae.networks import ConvDecoder
 from tolerances import tolerance
+from vae_configs import parse_vae_config
 
 ROOT = Path(__file__).parents[1]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import real_width_layers
+from checkpoint_files import AUDIO, PICTURES
 from metal_emulation import EmulatedGPU, emulated
-from mlx_ltx_vae.networks.base import AUDIO, PICTURES
 from mlx_ltx_vae.networks.convolution.rules import Formulation
 from mlx_ltx_vae.networks.families import published
 from real_width_layers import LAYERS, Expected, convolution, module_path, plane, preview

@@ -11,7 +11,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from mlx_ltx_vae import files
-from mlx_ltx_vae.files import TensorHeader
 
 
 def write_raw(path, header, size):
@@ -61,7 +60,7 @@ def test_files_that_mlx_writes_are_read(tmp_path):
 def test_types_that_no_array_has_keep_the_names_of_the_file(tmp_path, dtype, size):
     path = write_raw(tmp_path / "a.safetensors", {"a": entry(dtype, [4], 0, size)}, size)
     begin = path.stat().st_size - size
-    assert read_header(path)[0] == {"a": TensorHeader(dtype, (4,), begin, begin + size)}
+    assert read_header(path)[0]["a"][:4] == (dtype, (4,), begin, begin + size)
 
 
 @pytest.mark.parametrize(

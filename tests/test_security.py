@@ -13,12 +13,19 @@ import numpy as np
 import pytest
 
 import mlx_ltx_vae
+from checkpoint_files import open_checkpoint
 from conftest import link_kernels
-from mlx_ltx_vae import LTXVAEError, VideoReader, demo, load_latents, save_latents
-from mlx_ltx_vae.checkpoint import open_checkpoint
-from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video.audio_files import find_audio
-from video_files import noise, run_ffmpeg, write
+from mlx_ltx_vae import (
+    LTXVAEError,
+    ReaderError,
+    VideoReader,
+    VideoWriter,
+    WriterError,
+    demo,
+    load_latents,
+    save_latents,
+)
+from video_files import AudioReader, noise, run_ffmpeg, write
 
 PACKAGE = Path(mlx_ltx_vae.__file__).parent
 
@@ -206,7 +213,8 @@ def clip(tmp_path):
 def test_the_clip_that_playlists_name_is_read_itself(clip):
     with VideoReader(clip) as video:
         assert sum(frames.shape[0] for frames in video) == 10
-    assert find_audio(clip, WriterError)[0].sample_rate == 44100
+    with AudioReader(clip) as audio:
+        assert audio.sample_rate == 44100
 
 
 @pytest.mark.quick(3)
@@ -217,7 +225,7 @@ def test_playlists_and_scripts_are_not_followed(clip, name):
     with pytest.raises(ReaderError, match=r"is a playlist|no video|is text"):
         VideoReader(playlist)
     with pytest.raises(WriterError, match=r"is a playlist|no audio"):
-        find_audio(playlist, WriterError)
+        VideoWriter(clip.with_name("out.mp4"), size=(64, 64), fps=24, audio=playlist)
 
 
 def test_a_dash_manifest_is_not_followed(clip):

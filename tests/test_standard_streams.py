@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commands import COMMANDS, help_of
 from entry_points import ENTRY_POINTS
-from mlx_ltx_vae.commands import parsers
 
 NAME = "vä漢é"
 ENCODINGS = [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
@@ -113,6 +113,5 @@ def test_names_are_printed_and_written_in_any_encoding(shell, tmp_path, environm
 @pytest.mark.parametrize("columns", ["0", "1", "7"])
 def test_help_fits_any_terminal(monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
-    own = [make for name, make in vars(parsers).items() if name.endswith("_parser")]
-    for make in own:
-        assert "--help" in make().format_help()
+    for command in COMMANDS:
+        assert "--help" in help_of(command)

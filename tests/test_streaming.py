@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_ltx_vae import LatentsError
 from mlx_ltx_vae.backend.mlx_utils import take
-from mlx_ltx_vae.errors import LatentsError
 from mlx_ltx_vae.shapes import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, pointwise
 from mlx_ltx_vae.streaming.driver import run_stream, run_whole

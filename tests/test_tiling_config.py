@@ -2,16 +2,7 @@
 
 import pytest
 
-from mlx_ltx_vae import PlanError
-from mlx_ltx_vae.tiling import (
-    PRESETS,
-    SpatialTilingConfig,
-    TemporalTilingConfig,
-    TilingConfig,
-    TilingError,
-    parse_tile,
-    preset,
-)
+from mlx_ltx_vae import PlanError, tiling
 
 
 def sizes(config):
@@ -26,15 +17,15 @@ def sizes(config):
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (TilingConfig(), (None, None)),
-        (TilingConfig.default(), ((512, 64), (64, 24))),
-        (TilingConfig.aggressive(), ((256, 64), (32, 8))),
-        (TilingConfig.conservative(), ((768, 64), (96, 24))),
-        (TilingConfig.wide(), ((512, 160), (96, 40))),
-        (TilingConfig.spatial_only(), ((512, 64), None)),
-        (TilingConfig.spatial_only(tile_size=256, overlap=32), ((256, 32), None)),
-        (TilingConfig.temporal_only(), (None, (64, 24))),
-        (TilingConfig.temporal_only(tile_size=40, overlap=8), (None, (40, 8))),
+        (tiling.TilingConfig(), (None, None)),
+        (tiling.TilingConfig.default(), ((512, 64), (64, 24))),
+        (tiling.TilingConfig.aggressive(), ((256, 64), (32, 8))),
+        (tiling.TilingConfig.conservative(), ((768, 64), (96, 24))),
+        (tiling.TilingConfig.wide(), ((512, 160), (96, 40))),
+        (tiling.TilingConfig.spatial_only(), ((512, 64), None)),
+        (tiling.TilingConfig.spatial_only(tile_size=256, overlap=32), ((256, 32), None)),
+        (tiling.TilingConfig.temporal_only(), (None, (64, 24))),
+        (tiling.TilingConfig.temporal_only(tile_size=40, overlap=8), (None, (40, 8))),
     ],
 )
 def test_presets_have_the_sizes_that_apps_expect(config, expected):
@@ -54,49 +45,49 @@ def test_presets_have_the_sizes_that_apps_expect(config, expected):
     ],
 )
 def test_auto_chooses_the_same_sizes_for_every_video_over_a_threshold(size, expected):
-    config = TilingConfig.auto(*size)
+    config = tiling.TilingConfig.auto(*size)
     assert (config and sizes(config)) == expected
 
 
 def test_auto_accepts_thresholds():
-    assert TilingConfig.auto(768, 768, 97, spatial_threshold=768, temporal_threshold=97) is None
-    assert sizes(TilingConfig.auto(256, 256, 33, temporal_threshold=32)) == (None, (64, 24))
-    assert sizes(TilingConfig.auto(256, 256, 33, spatial_threshold=128)) == ((512, 64), None)
+    assert tiling.TilingConfig.auto(768, 768, 97, spatial_threshold=768, temporal_threshold=97) is None
+    assert sizes(tiling.TilingConfig.auto(256, 256, 33, temporal_threshold=32)) == (None, (64, 24))
+    assert sizes(tiling.TilingConfig.auto(256, 256, 33, spatial_threshold=128)) == ((512, 64), None)
 
 
 def test_presets_are_found_by_name():
     for name in ["default", "aggressive", "conservative", "spatial_only", "temporal_only", "wide"]:
-        assert preset(name, 64, 64, 9) == getattr(TilingConfig, name)()
-    assert preset("auto", 64, 64, 9) is None
-    assert preset("auto", 512, 768, 121) == TilingConfig.auto(512, 768, 121)
+        assert tiling.preset(name, 64, 64, 9) == getattr(tiling.TilingConfig, name)()
+    assert tiling.preset("auto", 64, 64, 9) is None
+    assert tiling.preset("auto", 512, 768, 121) == tiling.TilingConfig.auto(512, 768, 121)
 
 
 def test_an_unknown_preset_is_refused_and_the_error_names_the_known_ones():
-    with pytest.raises(TilingError, match=f"'timid'.*{', '.join(PRESETS)}"):
-        preset("timid", 64, 64, 9)
+    with pytest.raises(tiling.TilingError, match=f"'timid'.*{', '.join(tiling.PRESETS)}"):
+        tiling.preset("timid", 64, 64, 9)
 
 
 @pytest.mark.parametrize(
     "values", [(0, 0), (-64, 0), (64, 64), (64, 96), (64, -32), (64.0, 0), (64, False), (True, 0), ("64", 0)]
 )
-@pytest.mark.parametrize("kind", [SpatialTilingConfig, TemporalTilingConfig])
+@pytest.mark.parametrize("kind", [tiling.SpatialTilingConfig, tiling.TemporalTilingConfig])
 def test_impossible_sizes_are_refused(kind, values):
-    with pytest.raises(TilingError, match=r"^.*\.$"):
+    with pytest.raises(tiling.TilingError, match=r"^.*\.$"):
         kind(*values)
 
 
 def test_tiling_errors_are_value_errors_and_plan_errors():
     for kind in [ValueError, PlanError]:
         with pytest.raises(kind):
-            TilingConfig.spatial_only(0)
+            tiling.TilingConfig.spatial_only(0)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("512:64", (512, 64)), ("512", (512, 0)), ("112:16", (112, 16))])
 def test_tile_sizes_are_parsed_with_and_without_an_overlap(text, expected):
-    assert parse_tile(text) == expected
+    assert tiling.parse_tile(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "512:", ":64", "512:64:8", "-512", "512.0"])
 def test_text_that_is_no_tile_size_is_refused(text):
     with pytest.raises(ValueError, match=r"not a tile size .*512:64\.$"):
-        parse_tile(text)
+        tiling.parse_tile(text)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import FIXTURES
+from mlx_ltx_vae import ScaleFactors
 from mlx_ltx_vae.options import PlanOptions
-from mlx_ltx_vae.shapes import DEFAULT_SCALE, ScaleFactors, TileRules
+from mlx_ltx_vae.shapes import DEFAULT_SCALE, TileRules
 from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
 from mlx_ltx_vae.tiling.layout import (
     TileLayout,

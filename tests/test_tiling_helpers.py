@@ -6,15 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_ltx_vae.tiling import (
-    DimensionIntervals,
-    TilingError,
-    compute_trapezoidal_mask_1d,
-    map_spatial_slice,
-    map_temporal_slice,
-    split_in_spatial,
-    split_in_temporal,
-)
+from mlx_ltx_vae import tiling
 from test_tiling_geometry import TABLES, rows
 
 
@@ -34,12 +26,12 @@ def assert_mask(mask, expected):
 @pytest.mark.parametrize(
     ("function", "names"),
     [
-        (compute_trapezoidal_mask_1d, ["length", "ramp_left", "ramp_right", "left_starts_from_0"]),
-        (split_in_spatial, ["size", "overlap", "dimension_size"]),
-        (split_in_temporal, ["size", "overlap", "dimension_size"]),
-        (map_spatial_slice, ["begin", "end", "left_ramp", "right_ramp", "scale"]),
-        (map_temporal_slice, ["begin", "end", "left_ramp", "right_ramp", "scale"]),
-        (DimensionIntervals, ["starts", "ends", "left_ramps", "right_ramps"]),
+        (tiling.compute_trapezoidal_mask_1d, ["length", "ramp_left", "ramp_right", "left_starts_from_0"]),
+        (tiling.split_in_spatial, ["size", "overlap", "dimension_size"]),
+        (tiling.split_in_temporal, ["size", "overlap", "dimension_size"]),
+        (tiling.map_spatial_slice, ["begin", "end", "left_ramp", "right_ramp", "scale"]),
+        (tiling.map_temporal_slice, ["begin", "end", "left_ramp", "right_ramp", "scale"]),
+        (tiling.DimensionIntervals, ["starts", "ends", "left_ramps", "right_ramps"]),
     ],
 )
 def test_arguments_have_the_names_and_order_that_apps_use(function, names):
@@ -50,25 +42,25 @@ def test_arguments_have_the_names_and_order_that_apps_use(function, names):
 
 @rows("split_spatial")
 def test_split_in_spatial_equals_the_table(row):
-    assert rows_of(split_in_spatial(row["size"], row["overlap"], row["length"])) == row["intervals"]
+    assert rows_of(tiling.split_in_spatial(row["size"], row["overlap"], row["length"])) == row["intervals"]
 
 
 @rows("split_temporal_causal")
 def test_split_in_temporal_equals_the_table(row):
-    assert rows_of(split_in_temporal(row["size"], row["overlap"], row["length"])) == row["intervals"]
+    assert rows_of(tiling.split_in_temporal(row["size"], row["overlap"], row["length"])) == row["intervals"]
 
 
 @rows("trapezoidal_mask")
 def test_mask_equals_the_table(row):
     arguments = row["length"], row["ramp_left"], row["ramp_right"], row["left_starts_from_0"]
-    assert_mask(compute_trapezoidal_mask_1d(*arguments), row["mask"])
+    assert_mask(tiling.compute_trapezoidal_mask_1d(*arguments), row["mask"])
 
 
 @pytest.mark.parametrize(
     ("table", "split", "map_slice"),
     [
-        ("decode_map_spatial", split_in_spatial, map_spatial_slice),
-        ("decode_map_temporal", split_in_temporal, map_temporal_slice),
+        ("decode_map_spatial", tiling.split_in_spatial, tiling.map_spatial_slice),
+        ("decode_map_temporal", tiling.split_in_temporal, tiling.map_temporal_slice),
     ],
 )
 def test_mapped_slices_and_masks_equal_the_table(table, split, map_slice):
@@ -82,22 +74,24 @@ def test_mapped_slices_and_masks_equal_the_table(table, split, map_slice):
 
 
 def test_a_left_ramp_starts_above_zero_unless_asked_otherwise():
-    assert compute_trapezoidal_mask_1d(4, 3, 0).tolist() == [0.25, 0.5, 0.75, 1]
-    assert compute_trapezoidal_mask_1d(4, 2, 1, True).tolist() == [0, 0.5, 1, 0.5]
+    assert tiling.compute_trapezoidal_mask_1d(4, 3, 0).tolist() == [0.25, 0.5, 0.75, 1]
+    assert tiling.compute_trapezoidal_mask_1d(4, 2, 1, True).tolist() == [0, 0.5, 1, 0.5]
 
 
 def test_ramps_are_cut_to_the_mask_and_negative_ramps_are_none():
-    assert mx.array_equal(compute_trapezoidal_mask_1d(4, 9, 0), compute_trapezoidal_mask_1d(4, 4, 0)).item()
-    assert compute_trapezoidal_mask_1d(3, -7, -1, True).tolist() == [1, 1, 1]
+    assert mx.array_equal(
+        tiling.compute_trapezoidal_mask_1d(4, 9, 0), tiling.compute_trapezoidal_mask_1d(4, 4, 0)
+    ).item()
+    assert tiling.compute_trapezoidal_mask_1d(3, -7, -1, True).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("length", [0, -1])
 def test_a_mask_without_positions_is_refused(length):
-    with pytest.raises(TilingError, match=f"length {length}"):
-        compute_trapezoidal_mask_1d(length, 0, 0)
+    with pytest.raises(tiling.TilingError, match=f"length {length}"):
+        tiling.compute_trapezoidal_mask_1d(length, 0, 0)
 
 
-@pytest.mark.parametrize("split", [split_in_spatial, split_in_temporal])
+@pytest.mark.parametrize("split", [tiling.split_in_spatial, tiling.split_in_temporal])
 @pytest.mark.parametrize("arguments", [(2, 2, 5), (2, -1, 5), (2, 1, 0)])
 def test_impossible_splits_are_value_errors(split, arguments):
     with pytest.raises(ValueError, match=r"\.$"):
@@ -109,14 +103,14 @@ def blended_as_apps_do(decode, latents, tile, overlap, scale):
     frames, columns = 1 + scale[0] * (latents.shape[2] - 1), scale[1] * latents.shape[4]
     output = mx.zeros((*latents.shape[:2], frames, scale[1] * latents.shape[3], columns))
     weights = mx.zeros((frames, 1, columns))
-    time = split_in_temporal(tile, overlap, latents.shape[2])
-    width = split_in_spatial(tile, overlap, latents.shape[4])
+    time = tiling.split_in_temporal(tile, overlap, latents.shape[2])
+    width = tiling.split_in_spatial(tile, overlap, latents.shape[4])
     for t in range(len(time.starts)):
-        t_where, t_mask = map_temporal_slice(
+        t_where, t_mask = tiling.map_temporal_slice(
             time.starts[t], time.ends[t], time.left_ramps[t], time.right_ramps[t], scale[0]
         )
         for w in range(len(width.starts)):
-            w_where, w_mask = map_spatial_slice(
+            w_where, w_mask = tiling.map_spatial_slice(
                 width.starts[w], width.ends[w], width.left_ramps[w], width.right_ramps[w], scale[1]
             )
             part = decode(latents[:, :, time.starts[t] : time.ends[t], :, width.starts[w] : width.ends[w]])

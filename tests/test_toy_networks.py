@@ -6,15 +6,14 @@ import mlx.core as mx
 import pytest
 
 from conftest import active_memory
-from mlx_ltx_vae import VideoVAE
+from mlx_ltx_vae import DecodeError, LatentsError, VideoVAE
 from mlx_ltx_vae.backend.machine import Machine
-from mlx_ltx_vae.errors import DecodeError, LatentsError, TilingError
 from mlx_ltx_vae.networks.noise import draw
 from mlx_ltx_vae.planning.memory import StreamRun, layer_pieces
 from mlx_ltx_vae.shapes import LatentShape
 from mlx_ltx_vae.streaming.context import Stage, StreamContext
 from mlx_ltx_vae.streaming.driver import run_stream
-from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig
+from mlx_ltx_vae.tiling import SpatialTilingConfig, TemporalTilingConfig, TilingConfig, TilingError
 from tolerances import ON_CPU, PEAK_MARGIN, tolerance
 from toy_networks import TOYS, WIDTH
 

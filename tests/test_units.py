@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_ltx_vae import PlanError
+from mlx_ltx_vae.latents.metadata import parse_grid
 from mlx_ltx_vae.units import format_bytes, parse_bytes, parse_fps
 
 GB = 10**9
@@ -106,3 +107,10 @@ def test_any_input_gives_a_positive_rate_or_a_value_error(anything: object) -> N
     except ValueError:
         return
     assert 0 < rate <= 1000
+
+
+@pytest.mark.parametrize("text", ["", "3x4", "3x4x5x6", "0x4x5", "3x-4x5", "3.0x4x5"])
+def test_text_is_a_grid_or_a_value_error(text: str) -> None:
+    assert parse_grid(" 16x22x40 ") == (16, 22, 40)
+    with pytest.raises(ValueError, match=r"write F'xH'xW'"):
+        parse_grid(text)

@@ -9,10 +9,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from commands import decode, info, preview
 from mlx_ltx_vae import FrameChunk, PreviewVAE, VideoVAE, demo, integrations, load_latents
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.preview import main as preview
 
 SHAPE = (1, 8, 3, 4, 4)
 NORMAL = np.random.default_rng(0).normal(size=SHAPE).astype(np.float32)

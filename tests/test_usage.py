@@ -6,29 +6,23 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
-from mlx_ltx_vae.__main__ import main as mlx_ltx_vae
-from mlx_ltx_vae.bench import main as bench
-from mlx_ltx_vae.commands import COMMANDS
-from mlx_ltx_vae.commands import run as run_command
+from commands import COMMANDS, PARSERS, bench, convert, decode, encode, info, mlx_ltx_vae, preview
 from mlx_ltx_vae.commands.cli import positive
 from mlx_ltx_vae.commands.options import add_option, read_options
 from mlx_ltx_vae.commands.other_tools import _WORDS
-from mlx_ltx_vae.commands.parsers import PARSERS
-from mlx_ltx_vae.convert import main as convert
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.options import OutputOptions, option_field
-from mlx_ltx_vae.preview import main as preview
 
-upscale = partial(run_command, "upscale")
+
+def upscale(arguments):
+    return mlx_ltx_vae(["upscale", *arguments])
+
+
 MAINS = {
     "decode": decode,
     "preview": preview,
@@ -36,9 +30,9 @@ MAINS = {
     "upscale": upscale,
     "info": info,
     "convert": convert,
-    "export": partial(run_command, "export"),
+    "export": lambda arguments: mlx_ltx_vae(["export", *arguments]),
     "bench": bench,
-    "run": partial(run_command, "run"),
+    "run": lambda arguments: mlx_ltx_vae(["run", *arguments]),
 }
 NAMES = {main: name for name, main in MAINS.items()}
 

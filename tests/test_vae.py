@@ -11,13 +11,13 @@ import pytest
 from conftest import active_memory
 from mlx_ltx_vae import CheckpointError, DecodeError, FrameChunk, LatentsError, PlanError, VideoVAE
 from mlx_ltx_vae.frame_format import RGB8, RGB16, FrameOutput
-from mlx_ltx_vae.networks.noise import NoiseVolume, draw
-from mlx_ltx_vae.networks.video_vae.config import parse_vae_config
+from mlx_ltx_vae.networks.noise import KeyedNoise, NoiseVolume, draw
 from mlx_ltx_vae.options import DecodeOptions
 from mlx_ltx_vae.pipeline.execution import Execution
 from mlx_ltx_vae.pipeline.output_check import OutputCheck
 from mlx_ltx_vae.planning.plan import Order
 from mlx_ltx_vae.shapes import LatentShape
+from vae_configs import parse_vae_config
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +205,18 @@ def test_every_seed_makes_other_noise(noisy_vae):
     volumes = [NoiseVolume(int(seed), 1, 8, (1, 1, 1))(((0, 0, 0),), (0, 0, 0), (1, 2, 2)) for seed in seeds]
     for drawn in (latents, volumes):
         assert all(mx.abs(one - other).max().item() > 0.1 for one, other in combinations(drawn, 2))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("shape", [(1, 3, 5, 8, 8), (1, 3, 3, 5, 7), (2, 1, 1, 1, 1)])
+def test_keyed_noise_is_that_of_mlx_in_any_part(shape, dtype):
+    key = mx.random.key(30005)
+    whole = np.array(mx.random.normal(shape, dtype, key=key).astype(mx.float32)).transpose(0, 2, 3, 4, 1)
+    part = (slice(shape[2] // 2, shape[2]), slice(0, shape[3]), slice(shape[4] // 2, shape[4]))
+    found = np.array(KeyedNoise(key, shape, dtype).part(*part))
+    expected = whole[(slice(None), *part)]
+    assert found.shape == expected.shape
+    assert np.array_equal(found, expected)
 
 
 def test_a_seed_is_for_vaes_that_add_noise(vae, noisy_vae):

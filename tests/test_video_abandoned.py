@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_ltx_vae.video import VideoReader, VideoWriter, open_sink
-from video_files import SIZE, children, kill_children, noise, open_files, run_ffmpeg, write
+from mlx_ltx_vae import VideoReader, VideoWriter
+from video_files import SIZE, children, kill_children, noise, open_files, open_sink, run_ffmpeg, write
 
 PATIENCE = 60  # seconds, for what must happen at all
 

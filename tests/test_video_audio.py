@@ -10,13 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlx_ltx_vae import demo, load_latents, save_latents
+from commands import decode as main
+from mlx_ltx_vae import ReaderError, VideoReader, VideoWriter, WriterError, demo, load_latents, save_latents
 from mlx_ltx_vae.codec_table import AUDIO_CODECS
-from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video import OutputOptions, VideoReader, VideoWriter, check_output, codecs, open_sink, writer
-from mlx_ltx_vae.video.audio_files import AudioReader
-from video_files import numbered, numbers, open_video, read, run_ffmpeg, write_tone
+from mlx_ltx_vae.video import codecs, writer
+from video_files import (
+    AudioReader,
+    OutputOptions,
+    check_output,
+    numbered,
+    numbers,
+    open_sink,
+    open_video,
+    read,
+    run_ffmpeg,
+    write_tone,
+)
 
 RATE = 48_000
 SIZE = (32, 32)

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from commands import decode as main
+from mlx_ltx_vae import VideoWriter, WriterError
 from mlx_ltx_vae.codec_table import AUDIO_CODECS, CODECS, AudioCodec, Codec
 from mlx_ltx_vae.commands.parsers import decode_parser
-from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, codecs, ffmpeg
+from mlx_ltx_vae.video import codecs, ffmpeg
 from test_video_writer import PATCH, SATURATED, patches, probe, read_back
-from video_files import noise, write
+from video_files import OutputOptions, check_output, noise, write
 
 SIZE = (64, 64)
 

@@ -15,8 +15,7 @@ import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 from PIL import ExifTags, Image, ImageOps
 
-from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.video import Fit, VideoReader, VideoWriter
+from mlx_ltx_vae import Fit, ReaderError, VideoReader, VideoWriter
 from video_files import read, refusal, run_ffmpeg
 
 SIZE = 96, 64

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hdr_formulas import REC709_TO_BT2020, pq
-from mlx_ltx_vae.video import Fit, VideoReader
+from mlx_ltx_vae import Fit, VideoReader
 from test_video_colors import store, to_planes
 from video_files import frame_times, run_ffmpeg
 

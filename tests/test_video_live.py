@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from mlx_ltx_vae import demo, load_latents, save_latents
-from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink
+from commands import decode as main
+from mlx_ltx_vae import VideoWriter, WriterError, demo, load_latents, save_latents
 from video_files import (
     SIZE,
+    OutputOptions,
+    check_output,
     children,
     frame_times,
     kill_children,
@@ -29,6 +29,7 @@ from video_files import (
     numbered,
     numbers,
     open_files,
+    open_sink,
     read,
     run_ffmpeg,
     write,

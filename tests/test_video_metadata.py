@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from mlx_ltx_vae.decode import main
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.info import main as info
+from commands import decode as main
+from commands import encode, info
+from mlx_ltx_vae import ReaderError, VideoWriter
 from mlx_ltx_vae.inspect import inspect_video
-from mlx_ltx_vae.video import OutputOptions, VideoWriter, metadata, open_sink
-from mlx_ltx_vae.video.metadata import read_metadata
+from mlx_ltx_vae.video import metadata
 from test_video_audio import make_audio, samples_in
-from video_files import noise, open_video, read, run_ffmpeg, write
+from video_files import OutputOptions, noise, open_sink, open_video, read, read_metadata, run_ffmpeg, write
 
 SIZE = (32, 32)
 LONG = json.dumps(

@@ -1,17 +1,18 @@
-"""Pure functions of reading: sizes that fit, and properties by what ffmpeg says."""
+"""Arithmetic of videos: sizes that fit, rates, lengths of audio, and properties by what ffmpeg says."""
 
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.video import Fit
+from mlx_ltx_vae import Fit, ReaderError
+from mlx_ltx_vae.video.audio import AudioTrack
 from mlx_ltx_vae.video.ffmpeg import Description, Packet, parse_packets
 from mlx_ltx_vae.video.probe import VideoInfo, parse_description
-from mlx_ltx_vae.video.reader import fit_size
+from mlx_ltx_vae.video.reader import RateConverter, fit_size
 
 sides = st.integers(1, 5000)
 sizes = st.tuples(sides, sides)
@@ -138,3 +139,44 @@ def test_lines_that_are_no_packets_are_passed_over() -> None:
         Packet(Fraction(0), Fraction(1, 10), is_shown=True),
         Packet(Fraction(4, 10), Fraction(1, 10), is_shown=True),
     ]
+
+
+def frames_at(times: list[float], fps: object, source: object = None, *, is_variable: bool = False) -> list[int]:
+    """The indices of the frames that a conversion of frames at the given times returns."""
+    rate = RateConverter(Fraction(fps), source and Fraction(source), is_variable=is_variable)
+    counts = [rate.add(Fraction(time)) for time in times][1:] + [rate.end()]
+    return [n for n, count in enumerate(counts) for _ in range(count)]
+
+
+def test_jitter_of_a_constant_rate_loses_nothing() -> None:
+    times = [n / 30 + jitter for n, jitter in enumerate(np.random.default_rng(0).uniform(-0.008, 0.008, 200))]
+    assert frames_at(times, 30, 30) == list(range(200))
+    assert frames_at(times, 15, 30) == list(range(0, 200, 2))
+
+
+def test_pauses_are_filled_and_times_that_go_back_follow() -> None:
+    assert frames_at([0, 1, 4, 5], 1, 1) == [0, 1, 1, 1, 2, 3]
+    assert frames_at([0, 1, 1, 2, 3], 1, 1) == [0, 1, 2, 3, 4]
+    assert frames_at([0, 1, 2, 0, 1, 2], 1, 1) == list(range(6))
+    assert frames_at([7], 24, 60) == frames_at([7], 24) == [0]
+
+
+def test_frames_that_come_faster_than_the_rate_are_kept_at_a_higher_one() -> None:
+    times = [n / 30 for n in range(30)] + [1 + n / 240 for n in range(80)]
+    assert len(set(frames_at(times, 30, 30))) < 110
+    assert set(frames_at(times, 240, 30)) == set(frames_at(times, 240, 70, is_variable=True)) == set(range(110))
+
+
+def test_there_is_no_drift_over_ten_minutes():
+    """At 23.976 frames and 48000 samples per second, after each frame and in the end."""
+    fps, rate = Fraction(24000, 1001), 48000
+    num_frames = round(600 * fps)
+    total = round(num_frames * rate / fps)
+    samples = np.zeros((2, 48000), np.float32)
+    count = -(-total // 48000)
+    track = AudioTrack("a", (samples for _ in range(count)), rate, fps, None, cuts=True)
+    given = 0
+    for frames in range(100, num_frames, 100):
+        given += sum(map(len, track.until(frames)))
+        assert abs(given - frames * rate / fps) <= 0.5
+    assert given + sum(map(len, track.finish(num_frames))) == total

@@ -8,8 +8,7 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
-from mlx_ltx_vae.video import Fit, VideoReader
-from mlx_ltx_vae.video.reader import RateConverter
+from mlx_ltx_vae import Fit, VideoReader
 from video_files import SIZE, noise, numbered, numbers, read, refusal, run_ffmpeg, save_images, write
 
 
@@ -222,32 +221,6 @@ def test_all_images_are_read_whatever_their_rate(tmp_path: Path) -> None:
         with VideoReader(path, fps="12.5") as video:
             assert (video.fps, video.source_fps, video.num_frames) == (Fraction(25, 2), None, count)
             np.testing.assert_array_equal(np.concatenate(list(video)), frames if count > 1 else frames[3:4])
-
-
-def frames_at(times: list[float], fps: object, source: object = None, *, is_variable: bool = False) -> list[int]:
-    """The indices of the frames that a conversion of frames at the given times returns."""
-    rate = RateConverter(Fraction(fps), source and Fraction(source), is_variable=is_variable)
-    counts = [rate.add(Fraction(time)) for time in times][1:] + [rate.end()]
-    return [n for n, count in enumerate(counts) for _ in range(count)]
-
-
-def test_jitter_of_a_constant_rate_loses_nothing() -> None:
-    times = [n / 30 + jitter for n, jitter in enumerate(np.random.default_rng(0).uniform(-0.008, 0.008, 200))]
-    assert frames_at(times, 30, 30) == list(range(200))
-    assert frames_at(times, 15, 30) == list(range(0, 200, 2))
-
-
-def test_pauses_are_filled_and_times_that_go_back_follow() -> None:
-    assert frames_at([0, 1, 4, 5], 1, 1) == [0, 1, 1, 1, 2, 3]
-    assert frames_at([0, 1, 1, 2, 3], 1, 1) == [0, 1, 2, 3, 4]
-    assert frames_at([0, 1, 2, 0, 1, 2], 1, 1) == list(range(6))
-    assert frames_at([7], 24, 60) == frames_at([7], 24) == [0]
-
-
-def test_frames_that_come_faster_than_the_rate_are_kept_at_a_higher_one() -> None:
-    times = [n / 30 for n in range(30)] + [1 + n / 240 for n in range(80)]
-    assert len(set(frames_at(times, 30, 30))) < 110
-    assert set(frames_at(times, 240, 30)) == set(frames_at(times, 240, 70, is_variable=True)) == set(range(110))
 
 
 @pytest.mark.quick(3)

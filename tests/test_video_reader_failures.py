@@ -8,9 +8,7 @@ import imageio.v3 as iio
 import numpy as np
 import pytest
 
-from mlx_ltx_vae import demo
-from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.video import Fit, VideoReader
+from mlx_ltx_vae import Fit, ReaderError, VideoReader, demo
 from video_files import children, noise, numbered, read, refusal, run_ffmpeg, save_images, write
 
 

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import OutputOptions, VideoReader, check_output, open_sink
-from video_files import names, run_ffmpeg
+from mlx_ltx_vae import VideoReader, WriterError
+from video_files import OutputOptions, check_output, names, open_sink, run_ffmpeg
 
 SIZE = (10, 6)
 

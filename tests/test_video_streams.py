@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlx_ltx_vae.inspect import inspect_video
-from mlx_ltx_vae.video import Fit, VideoReader
+from commands import report_of
+from mlx_ltx_vae import Fit, VideoReader
 from video_files import SIZE, numbered, numbers, read, refusal, run_ffmpeg
 
 FLAT = np.array([200, 100, 50], np.uint8)
@@ -148,7 +148,7 @@ def test_an_animation_of_one_picture_is_an_image(tmp_path: Path, kind: str, opti
         assert (video.fps, video.source_fps, video.num_frames) == (None, None, 1)
     assert numbers(read(path)) == numbers(read(path, fps=25)) == [0]
     assert read(path, crf=20).shape == read(path).shape
-    report = inspect_video(path, None)
+    report = report_of(path)
     assert (report["frames"], report["fps"], report["seconds"], report["is_variable"]) == (1, None, None, False)
 
 

@@ -14,12 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.inspect import inspect_video
-from mlx_ltx_vae.video import VideoReader, ffmpeg
-from mlx_ltx_vae.video.audio_files import AudioReader
-from mlx_ltx_vae.video.metadata import read_metadata
-from video_files import numbers, run_ffmpeg
+from commands import report_of
+from mlx_ltx_vae import ReaderError, VideoReader
+from mlx_ltx_vae.video import ffmpeg
+from video_files import AudioReader, numbers, read_metadata, run_ffmpeg
 
 # What was parsed, or is, with what is in front of it in the log.
 LINES = [
@@ -87,7 +85,7 @@ def add_text(source: Path, path: Path, key: str, value: str, *, is_attached: boo
 
 def found(path: Path) -> dict[str, Any]:
     """All that is said of a video and of its audio."""
-    report = inspect_video(path, None)
+    report = report_of(path)
     with VideoReader(path, multiple=1) as video:
         report |= {"start": video.start, "estimate": video.num_frames, "size": video.size, "rate": video.fps}
         report["checksum"] = sum(int(part.sum(dtype=np.int64)) for part in video)

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mlx_ltx_vae.errors import ReaderError, WriterError
+from mlx_ltx_vae import ReaderError, VideoReader, VideoWriter, WriterError
 from mlx_ltx_vae.files import PartFile
-from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg
-from mlx_ltx_vae.video.audio_files import AudioReader
+from mlx_ltx_vae.video import ffmpeg
 from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
-from mlx_ltx_vae.video.metadata import read_metadata
 from mlx_ltx_vae.video.writer import FfmpegEncoder
-from video_files import SIZE, children, kill_children, noise, save_images, write
+from video_files import SIZE, AudioReader, children, kill_children, noise, read_metadata, save_images, write
 
 SILENT = r"ffmpeg failed: it has not responded for 0\.2 seconds\.$"
 

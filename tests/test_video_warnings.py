@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlx_ltx_vae.video import Fit, VideoReader
+from mlx_ltx_vae import Fit, VideoReader
 from video_files import noise, numbered, read, run_ffmpeg, write
 
 TEST_PICTURE = ("-f", "lavfi", "-i", "testsrc2=s=320x192:d=0.25:r=24")

@@ -13,11 +13,22 @@ import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 from PIL import Image
 
-from mlx_ltx_vae.codec_table import CODECS
-from mlx_ltx_vae.errors import WriterError
-from mlx_ltx_vae.video import OutputOptions, VideoWriter, check_output, open_sink
-from mlx_ltx_vae.video.codecs import ANIMATIONS, CONTAINER_ENDINGS
-from video_files import frame_times, names, noise, open_video, run_ffmpeg, write, write_tone
+from mlx_ltx_vae import VideoWriter, WriterError
+from video_files import (
+    ANIMATIONS,
+    CODECS,
+    CONTAINER_ENDINGS,
+    OutputOptions,
+    check_output,
+    frame_times,
+    names,
+    noise,
+    open_sink,
+    open_video,
+    run_ffmpeg,
+    write,
+    write_tone,
+)
 
 SATURATED = np.array(
     [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 0], [0, 255, 255], [255, 0, 255], [255, 255, 255], [0, 0, 0]],

@@ -15,12 +15,12 @@ import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from conftest import file_size_limit
-from mlx_ltx_vae.errors import ReaderError, WriterError
+from mlx_ltx_vae import ReaderError, VideoReader, VideoWriter, WriterError
 from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.frame_format import RGB8
-from mlx_ltx_vae.video import Sink, VideoReader, VideoWriter, check_output, ffmpeg, open_sink, writer
+from mlx_ltx_vae.video import Sink, ffmpeg, writer
 from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
-from video_files import children, kill_children, names, open_files
+from video_files import check_output, children, kill_children, names, open_files, open_sink
 
 SIZE = (256, 192)  # 147 kB a frame, more than a pipe holds
 

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import yaml
 
-from mlx_ltx_vae.networks.convolution.rules import Formulation
-
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = {path.name: path for path in (ROOT / ".github" / "workflows").glob("*.yml")}
 
@@ -93,7 +91,7 @@ def test_first_light_compares_every_formulation_on_a_metal_device(monkeypatch, c
     assert first_light.main(32, (8, 6)) == 0
     printed = capsys.readouterr().out
     errors = {(name, dtype): float(error) for name, dtype, error in re.findall(r"(\w+), (\w+) +error (\S+),", printed)}
-    assert set(errors) == {(each.value, dtype) for each in Formulation for dtype in ("float32", "bfloat16")}
+    assert set(errors) == {(each.value, dtype) for each in first_light.Formulation for dtype in ("float32", "bfloat16")}
     assert all(error < (1e-5 if dtype == "float32" else 0.01) for (_, dtype), error in errors.items()), errors
     monkeypatch.setattr(first_light, "convolve", lambda frames, weight: np.ones((2, 8, 6, 32)))
     assert first_light.main(32, (8, 6)) == 1

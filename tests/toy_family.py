@@ -11,10 +11,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlx_ltx_vae.errors import CheckpointError
+from mlx_ltx_vae import CheckpointError, ScaleFactors
 from mlx_ltx_vae.networks.base import CheckpointParts, Configuration, Decoder, Family, NetworkTensors
 from mlx_ltx_vae.networks.specs import LayerSpec, NetworkSpec, Shapes
-from mlx_ltx_vae.shapes import Axis, ScaleFactors, WindowSpec
+from mlx_ltx_vae.shapes import Axis, WindowSpec
 from mlx_ltx_vae.streaming.context import Stage, StreamContext, pointwise
 from mlx_ltx_vae.streaming.window import Window
 

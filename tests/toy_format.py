@@ -2,10 +2,15 @@
 
 import math
 
+import pytest
+
 from mlx_ltx_vae.files import TensorHeader
+from mlx_ltx_vae.latents import formats
 from mlx_ltx_vae.latents.formats import Content, OpenFile, Reader, StoredArray
 
 START = b"TOY "
+#: The endings of latent files, without that of the toy.
+ENDINGS = [ending for reader in formats.READERS for ending in reader.endings]
 
 
 def open_toy(file: OpenFile) -> Content:
@@ -17,3 +22,8 @@ def open_toy(file: OpenFile) -> Content:
 
 
 TOY = Reader("the toy format", (".toy",), lambda start: start.startswith(START), open_toy)
+
+
+def add_toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Add the toy to the table until the test ends."""
+    monkeypatch.setattr(formats, "READERS", [*formats.READERS, TOY])

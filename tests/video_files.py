@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import wave
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -15,8 +15,30 @@ import numpy as np
 import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
-from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.video import VideoReader, VideoWriter, open_sink
+from mlx_ltx_vae import ReaderError, VideoReader, VideoWriter
+from mlx_ltx_vae.codec_table import AUDIO_CODECS, CODECS
+from mlx_ltx_vae.video import (
+    FrameFormat,
+    FrameOutput,
+    OutputOptions,
+    check_output,
+    ffmpeg,
+    filters,
+    open_sink,
+    output_files,
+)
+from mlx_ltx_vae.video.audio import write_wav
+from mlx_ltx_vae.video.audio_files import AudioReader
+from mlx_ltx_vae.video.codecs import ANIMATIONS, CONTAINER_ENDINGS
+from mlx_ltx_vae.video.metadata import read_metadata
+
+__all__ = [
+    "ANIMATIONS", "AUDIO_CODECS", "AudioReader", "CODECS", "CONTAINER_ENDINGS", "FrameFormat", "FrameOutput",
+    "OutputOptions", "SIZE", "change_listings", "check_output", "children", "forget_ffmpeg", "frame_times",
+    "kill_children", "names", "noise", "numbered", "numbers", "open_files", "open_sink", "open_video",
+    "output_files", "psnr", "read", "read_metadata", "refusal", "run_ffmpeg", "save_images", "write", "write_tone",
+    "write_wav",
+]  # fmt: skip
 
 SIZE = (96, 64)
 
@@ -28,6 +50,18 @@ def run_ffmpeg(*arguments: object, data: bytes | None = None) -> bytes:
     done = subprocess.run(command, input=data, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout
+
+
+def forget_ffmpeg() -> None:
+    """Ask the next ffmpeg again what it can do: it may be another program."""
+    ffmpeg.listing.cache_clear()
+
+
+def change_listings(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[list[str]]], list[list[str]]]) -> None:
+    """Have ffmpeg list what it can do with a change: from rows of words to rows."""
+    listing = ffmpeg.listing
+    for module in (ffmpeg, filters):
+        monkeypatch.setattr(module, "listing", lambda *words, error: change(listing(*words, error=error)))
 
 
 def names(folder: Path) -> list[str]:
@@ -60,6 +94,12 @@ def write_tone(path: Path, seconds: float) -> Path:
 def noise(num_frames: int, size: tuple[int, int] = SIZE, dtype: type = np.uint8) -> np.ndarray:
     shape = (num_frames, size[1], size[0], 3)
     return np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+
+
+def psnr(frames: np.ndarray, other: np.ndarray, span: float = 255) -> float:
+    """The peak signal-to-noise ratio of frames of one shape, in dB. `span` is the distance from black to white."""
+    assert frames.shape == other.shape
+    return float(20 * np.log10(span / np.sqrt(np.mean((frames.astype(np.float64) - other) ** 2))))
 
 
 def numbered(num_frames: int, size: tuple[int, int] = SIZE) -> np.ndarray:
