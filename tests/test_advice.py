@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import mlx_ltx_vae
+from commands import PARSERS
+from latent_files import rescue_latents
 from mlx_ltx_vae import VideoWriter, demo, load_latents, save_latents
-from mlx_ltx_vae.commands.parsers import PARSERS
-from mlx_ltx_vae.latents.writer import rescue_latents
 from test_usage import MAINS, NAMES, WRONG
 
 Words = list[str]

@@ -16,12 +16,9 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from commands import decode, encode
 from many_files import run
-from mlx_ltx_vae import VideoVAE, demo, load_latents
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.encode import main as encode
-from mlx_ltx_vae.errors import PlanError, WriterError
-from mlx_ltx_vae.options import LayoutName
+from mlx_ltx_vae import PlanError, VideoVAE, WriterError, demo, load_latents
 from video_files import write
 
 RATE = Fraction(24000, 1001)
@@ -211,11 +208,3 @@ def test_windows_and_audio_are_no_part_of_a_layout(made, tmp_path):
     with vae.prepare_encode(clip, tmp_path / "a.pt", layout="ltx-trainer") as prepared:
         prepared.run()
     np.testing.assert_array_equal(read_torch(tmp_path / "a.pt")["latents"], made[1]["c1"])
-
-
-def test_every_layout_has_its_name():
-    from typing import get_args
-
-    from mlx_ltx_vae.latents import LAYOUTS
-
-    assert tuple(LAYOUTS) == get_args(LayoutName)

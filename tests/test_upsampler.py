@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from commands import decode, info, mlx_ltx_vae
+from latent_files import LatentSpace, LatentsWriter
 from mlx_ltx_vae import (
     CheckpointError,
     Keyframes,
@@ -22,11 +24,6 @@ from mlx_ltx_vae import (
     load_latents,
     save_latents,
 )
-from mlx_ltx_vae.commands import run as run_command
-from mlx_ltx_vae.decode import main as decode
-from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.latents.metadata import LatentSpace
-from mlx_ltx_vae.latents.writer import LatentsWriter
 from tolerances import cpu_only, tolerance
 from upsampler_cases import CASES, compute, golden_case, make_config, make_weights, write
 
@@ -84,7 +81,7 @@ def clip(tmp_path, monkeypatch):
 
 
 def run(*arguments):
-    return run_command("upscale", [str(argument) for argument in arguments])
+    return mlx_ltx_vae(["upscale", *map(str, arguments)])
 
 
 @pytest.mark.golden
