@@ -11,7 +11,7 @@ from mlx_ltx_vae import AudioVAE, VideoWriter
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.encode import main as encode
 from mlx_ltx_vae.errors import ReaderError
-from mlx_ltx_vae.video.audio_files import AudioReader
+from mlx_ltx_vae.video.audio import AudioReader
 from test_video_audio_track import chunks_of, heard, tone
 from video_files import children, numbered, read, run_ffmpeg
 

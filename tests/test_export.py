@@ -22,7 +22,7 @@ from mlx_ltx_vae.backend.machine import READERS, Backend, Machine, Reader
 from mlx_ltx_vae.commands import run as run_command
 from mlx_ltx_vae.decode import main as decode
 from mlx_ltx_vae.info import main as info
-from mlx_ltx_vae.planning.exports import plan_export
+from mlx_ltx_vae.planning.planner import plan_export
 from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.published import PublishedVAE
 from tolerances import ON_CPU, tolerance

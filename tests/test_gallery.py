@@ -33,7 +33,7 @@ from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.info import main as info
 from mlx_ltx_vae.latents.metadata import LatentSpace
 from mlx_ltx_vae.preview import main as preview
-from mlx_ltx_vae.video.audio_files import find_audio
+from mlx_ltx_vae.video.audio import find_audio
 from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import run_ffmpeg
 

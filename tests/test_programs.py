@@ -14,7 +14,7 @@ from mlx_ltx_vae import demo
 from mlx_ltx_vae.backend.device import is_reference_blas
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.video import VideoReader, VideoWriter, compress_still
-from mlx_ltx_vae.video.audio_files import AudioReader
+from mlx_ltx_vae.video.audio import AudioReader
 from mlx_ltx_vae.video.ffmpeg import listing
 from tolerances import cpu_only
 

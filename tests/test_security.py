@@ -17,7 +17,7 @@ from conftest import link_kernels
 from mlx_ltx_vae import LTXVAEError, VideoReader, demo, load_latents, save_latents
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.errors import ReaderError, WriterError
-from mlx_ltx_vae.video.audio_files import find_audio
+from mlx_ltx_vae.video.audio import find_audio
 from video_files import noise, run_ffmpeg, write
 
 PACKAGE = Path(mlx_ltx_vae.__file__).parent

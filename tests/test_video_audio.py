@@ -15,7 +15,7 @@ from mlx_ltx_vae.codec_table import AUDIO_CODECS
 from mlx_ltx_vae.decode import main
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.video import OutputOptions, VideoReader, VideoWriter, check_output, codecs, open_sink, writer
-from mlx_ltx_vae.video.audio_files import AudioReader
+from mlx_ltx_vae.video.audio import AudioReader
 from video_files import numbered, numbers, open_video, read, run_ffmpeg, write_tone
 
 RATE = 48_000

@@ -17,7 +17,7 @@ from imageio_ffmpeg import get_ffmpeg_exe
 from mlx_ltx_vae.errors import ReaderError
 from mlx_ltx_vae.inspect import inspect_video
 from mlx_ltx_vae.video import VideoReader, ffmpeg
-from mlx_ltx_vae.video.audio_files import AudioReader
+from mlx_ltx_vae.video.audio import AudioReader
 from mlx_ltx_vae.video.metadata import read_metadata
 from video_files import numbers, run_ffmpeg
 

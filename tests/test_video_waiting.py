@@ -12,7 +12,7 @@ import pytest
 from mlx_ltx_vae.errors import ReaderError, WriterError
 from mlx_ltx_vae.files import PartFile
 from mlx_ltx_vae.video import VideoReader, VideoWriter, ffmpeg
-from mlx_ltx_vae.video.audio_files import AudioReader
+from mlx_ltx_vae.video.audio import AudioReader
 from mlx_ltx_vae.video.ffmpeg import FfmpegDecoder
 from mlx_ltx_vae.video.metadata import read_metadata
 from mlx_ltx_vae.video.writer import FfmpegEncoder

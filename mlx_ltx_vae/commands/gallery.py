@@ -27,8 +27,8 @@ from ..latents import open_latents
 from ..model_table import Kind, models_for
 from ..options import OutputOptions, PlanOptions
 from ..pipeline.clip_audio import AudioSettings
+from ..pipeline.frames import scaling_step
 from ..pipeline.prepare import DecodeSettings
-from ..pipeline.scaling import scaling_step
 from ..shapes import format_size
 from ..units import DEFAULT_FPS, format_count
 from ..vae import PreviewVAE, VideoVAE
