@@ -4,12 +4,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..audio_vae import AudioVAE
+from .. import AudioVAE, DecodePlan
 from ..options import PlanOptions
 from ..pipeline.clip_audio import AudioSettings
 from ..pipeline.prepare_audio import AudioInput, prepare_audio
 from ..pipeline.progress import FrameBar
-from ..planning.plan import DecodePlan
 from ..units import format_seconds
 from .items import Item, Result
 from .jobs import Job, Task

@@ -21,21 +21,19 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from .. import CheckpointError, FrameChunk, LTXVAEError, VideoVAE
 from ..backend.device import backend
 from ..backend.machine import DtypeName
 from ..backend.mlx_utils import dtype_name
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import CheckpointError, LTXVAEError
 from ..networks.convolution.conv3d import prepare
 from ..networks.specs import NETWORKS
-from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import Bar
 from ..planning.memory import cut
 from ..planning.plan import Plan
 from ..published import PublishedVAE
 from ..shapes import Grid, format_size
 from ..units import MB, format_bytes, format_count
-from ..vae import VideoVAE
 from .cli import CommandParser, launched_rank
 from .terminal import print_report, run_command, write_line
 

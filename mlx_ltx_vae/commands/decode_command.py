@@ -10,25 +10,32 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from .. import demo, tiling
-from ..audio_vae import AudioVAE, find_audio_decoder
+from .. import (
+    AudioVAE,
+    CheckpointError,
+    DecodePlan,
+    DecodeReport,
+    HDROptions,
+    PlanError,
+    PreviewVAE,
+    VideoVAE,
+    demo,
+    tiling,
+)
+from ..audio_vae import find_audio_decoder
 from ..codec_table import CODECS
-from ..errors import CheckpointError, ItemsError, PlanError
+from ..errors import ItemsError
 from ..files import is_pipe
 from ..frame_format import FrameOutput, frame_format
 from ..latents.keyframes import describe_keyframes
 from ..model_table import Kind, list_names
 from ..options import DecodeOptions, OutputOptions, PlanOptions
 from ..pipeline.clip_audio import AudioSettings
-from ..pipeline.hdr_frames import HDROptions
 from ..pipeline.inputs import ClipInput, FilmInput, LatentReader
-from ..pipeline.output import DecodeReport
 from ..pipeline.prepare import DecodeChecks, DecodeSettings, PreparedDecode
 from ..pipeline.progress import FrameBar
-from ..planning.plan import DecodePlan
 from ..shapes import format_size
 from ..units import format_count, format_seconds
-from ..vae import PreviewVAE, VideoVAE
 from ..video import find_outputs, is_audio, output_files
 from .audio import AudioInputTask, AudioTask
 from .cli import CommandParser

@@ -5,6 +5,7 @@ import json
 import time
 from pathlib import Path
 
+from .. import VideoVAE
 from ..backend.device import backend, computing_for
 from ..backend.machine import Backend
 from ..checkpoint import open_checkpoint
@@ -12,7 +13,6 @@ from ..conversion import check_folder_name
 from ..errors import printable
 from ..files import check_new_folder
 from ..pipeline.export import find_exported
-from ..vae import VideoVAE
 from .cli import CommandParser
 from .items import existing_outputs_error
 from .model_choice import choose_by_environment

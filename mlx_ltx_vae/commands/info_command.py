@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from ..errors import ItemsError, LTXVAEError, describe_error, printable, telling_warnings
+from .. import LTXVAEError, VideoVAE
+from ..errors import ItemsError, describe_error, printable, telling_warnings
 from ..inspect import format_report, inspect, summarize
 from ..options import OutputOptions, PlanOptions
 from ..shapes import Grid
-from ..vae import VideoVAE
 from .cli import CommandParser
 from .items import files_in
 from .jobs import plan_report

@@ -5,9 +5,10 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+from .. import CheckpointError, LatentsError
 from ..checkpoint import open_checkpoint
 from ..checkpoint.locate import is_cached
-from ..errors import CheckpointError, ItemsError, LatentsError, telling_warnings
+from ..errors import ItemsError, telling_warnings
 from ..files import expand_path, is_pipe
 from ..latents.formats import open_tensor_file
 from ..latents.metadata import LatentSpace, parse_metadata

@@ -8,9 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from .. import DecodePlan, Keyframes, LatentUpsampler, VideoVAE
 from ..errors import warn
 from ..latents import LatentsWriter, check_latents_name, is_for_comfyui, open_latents
-from ..latents.keyframes import Keyframes
 from ..latents.metadata import LatentSpace
 from ..model_table import Kind, list_names
 from ..options import PlanOptions
@@ -18,11 +18,8 @@ from ..pipeline.inputs import open_without_vae
 from ..pipeline.prepare_encode import EncodeSettings
 from ..pipeline.progress import FrameBar
 from ..pipeline.sources import check_values
-from ..planning.plan import DecodePlan
 from ..shapes import LatentShape, format_size
 from ..units import format_count, format_seconds
-from ..upsampler import LatentUpsampler
-from ..vae import VideoVAE
 from .cli import CommandParser
 from .items import Item, Result, find_pattern, has_table, mark_folders
 from .jobs import Job, Task
