@@ -117,10 +117,10 @@ def _load(source: Checkpoint | PublishedVAE, network: str, dtype: DtypeName | No
     if isinstance(source, Checkpoint):
         is_encoder = network == "encoder"
         return VideoVAE.from_pretrained(source, dtype=dtype, encoder=is_encoder, decoder=not is_encoder)
-    module = source.make(network, dtype)
+    module: Any = source.make(network, dtype)
     prepare(module, keeps_dtype=dtype is not None)
-    networks: dict[str, Any] = {name: module if name == network else None for name in NETWORKS}
-    return VideoVAE(source.config, **networks, keeps_dtype=dtype is not None)
+    encoder, decoder = (module if name == network else None for name in NETWORKS)
+    return VideoVAE(source.config, encoder, decoder, keeps_dtype=dtype is not None)
 
 
 def _measure(vae: VideoVAE, video: Grid, mode: Any, order: Any) -> Run:
