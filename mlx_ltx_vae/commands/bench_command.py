@@ -29,7 +29,6 @@ from ..checkpoint import Checkpoint, open_checkpoint
 from ..networks.convolution.conv3d import prepare
 from ..networks.specs import NETWORKS
 from ..pipeline.progress import Bar
-from ..planning.memory import cut
 from ..planning.plan import Plan
 from ..published import PublishedVAE
 from ..shapes import Grid, format_size
@@ -165,8 +164,9 @@ def _count_latents(latents: mx.array) -> int:
 def _noise_frames(video: Grid) -> Iterator[np.ndarray]:
     """Yield frames (n, H, W, 3) uint8, the same each time."""
     random = np.random.default_rng(0)
-    for frames in cut(video[0], _NOISE_FRAMES):
-        yield random.integers(0, 256, (frames, *video[1:], 3), dtype=np.uint8)
+    for start in range(0, video[0], _NOISE_FRAMES):
+        num_frames = min(_NOISE_FRAMES, video[0] - start)
+        yield random.integers(0, 256, (num_frames, *video[1:], 3), dtype=np.uint8)
 
 
 def _describe_machine() -> dict[str, Any]:

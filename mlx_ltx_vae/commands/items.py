@@ -17,7 +17,7 @@ from ..files import check_distinct, explain_missing, file_key, is_pipe, numbered
 from ..latents.formats import READERS
 from ..shapes import Size
 from ..units import find_fps, format_bytes, format_count
-from ..video.sink_table import frame_endings
+from ..video import frame_endings
 
 _PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")  # as data sets name them
 _MAX_LIST = 64_000_000  # bytes
