@@ -39,14 +39,7 @@ class AudioTask(Task):
         assert isinstance(job.vae, AudioVAE)
         arguments, options = job.arguments, PlanOptions(memory_budget=job.arguments.memory_budget)
         self._decode = prepare_audio(
-            job.vae,
-            settings,
-            item.source,
-            item.windows,
-            item.output,
-            options,
-            fps=arguments.fps,
-            carry=arguments.carry,
+            job.vae, settings, item.source, item.windows, item.output, options, fps=arguments.fps, carry=arguments.carry
         )
         self.plan = self._decode.plan
         self.result = Result([*self._decode.inputs, *item.windows], self._decode.outputs)

@@ -79,11 +79,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     with parser.wrong_usage():
         frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
         output_options = read_options(
-            OutputOptions,
-            arguments,
-            metadata=dict(arguments.metadata),
-            frames=frames,
-            overwrite=arguments.overwrite,
+            OutputOptions, arguments, metadata=dict(arguments.metadata), frames=frames, overwrite=arguments.overwrite
         )
         plan = _plan_options(arguments)
         decode_options = read_options(DecodeOptions, arguments)  # the latents are normalized as they are read
@@ -107,12 +103,7 @@ def _default_ending(arguments: argparse.Namespace) -> str:
 
 
 def complete_inputs(
-    parser: CommandParser,
-    arguments: argparse.Namespace,
-    model: Path,
-    missing: str | None,
-    *,
-    kind: Kind = Kind.VIDEO,
+    parser: CommandParser, arguments: argparse.Namespace, model: Path, missing: str | None, *, kind: Kind = Kind.VIDEO
 ) -> None:
     """Replace --demo by the latents and the checkpoint of the package, and refuse arguments without either.
 
