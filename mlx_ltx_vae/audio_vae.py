@@ -40,7 +40,7 @@ from .planning.plan import DecodePlan, EncodePlan, Plan, check_plan
 from .published import PublishedVAE
 from .shapes import is_count
 from .units import Rate, parse_fps
-from .video.audio_files import SAMPLE_RATES
+from .video.audio import SAMPLE_RATES
 
 _PIECE = 2**15  # samples that are encoded at a time
 _LONG = 60  # seconds; the memory of longer encodes grows only by their latents

@@ -205,12 +205,7 @@ def _format(key: str, value: object) -> str:
 
 
 def _inspect_tensors(
-    path: Path,
-    vae: str | None,
-    audio_vae: str | None,
-    tensor: str | None,
-    audio_tensor: str | None,
-    grid: Grid | None,
+    path: Path, vae: str | None, audio_vae: str | None, tensor: str | None, audio_tensor: str | None, grid: Grid | None
 ) -> Report:
     video_vae = None if vae is None else VideoVAE.from_pretrained(vae)
     audio_decoder = find_audio_decoder(audio_vae, vae)

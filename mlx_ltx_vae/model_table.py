@@ -115,13 +115,7 @@ MODELS = (
         is_gated=True,
     ),
     PublishedModel(
-        Kind.VIDEO,
-        ("prunavaed",),
-        "LTX-2.3, pruned",
-        ("PrunaAI/PrunaVAED",),
-        "1.3 GB",
-        _LTX_2_LICENSE,
-        _SHARED_LATENTS,
+        Kind.VIDEO, ("prunavaed",), "LTX-2.3, pruned", ("PrunaAI/PrunaVAED",), "1.3 GB", _LTX_2_LICENSE, _SHARED_LATENTS
     ),
     PublishedModel(Kind.VIDEO, ("ltx-2",), "LTX-2", ("Lightricks/LTX-2",), "2.4 GB", _LTX_2_LICENSE, ("LTX-2",)),
     PublishedModel(

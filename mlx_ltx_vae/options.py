@@ -119,9 +119,7 @@ class PlanOptions:
         metavar="N",
     )
     steps: int | None = option_field(
-        None,
-        "denoising steps, for the diffusion decoder of LTX-2.5 (default: the checkpoint's own)",
-        metavar="N",
+        None, "denoising steps, for the diffusion decoder of LTX-2.5 (default: the checkpoint's own)", metavar="N"
     )
     keyframes: tuple[int, ...] = ()
     frames: tuple[int, int] | None = None
@@ -302,9 +300,7 @@ class OutputOptions:
     crf: int | None = option_field(None, _crf_help, metavar="N", of_videos=True)
     bit_depth: InitVar[int | None] = None
     fragmented: bool = option_field(
-        False,
-        "with -o -, an mp4 on standard output that plays while it grows, instead of raw frames",
-        flag="--live",
+        False, "with -o -, an mp4 on standard output that plays while it grows, instead of raw frames", flag="--live"
     )
     overwrite: bool | None = None
     shortest: bool = option_field(

@@ -68,9 +68,9 @@ from .pipeline.prepare import DecodeSettings, PreparedDecode, prepare_decode
 from .pipeline.prepare_encode import EncodeSettings, PreparedEncode, find_range
 from .pipeline.progress import Progress
 from .pipeline.sources import LatentInput
-from .planning.exports import plan_export
 from .planning.film import DEFAULT_CARRY
 from .planning.plan import DecodePlan, EncodePlan, Plan
+from .planning.planner import plan_export
 from .published import DecoderName, PublishedVAE
 from .shapes import Grid, LatentShape, Size, check_size, is_count
 from .tiling.config import TilingConfig

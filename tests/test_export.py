@@ -20,7 +20,7 @@ from mlx_ltx_vae.backend import function_file
 from mlx_ltx_vae.backend.device import computing_for
 from mlx_ltx_vae.backend.function_file import describe_function, find_reader, write_function
 from mlx_ltx_vae.backend.machine import READERS, Backend, Machine, Reader
-from mlx_ltx_vae.planning.exports import plan_export
+from mlx_ltx_vae.planning.planner import plan_export
 from mlx_ltx_vae.published import PublishedVAE
 from tolerances import ON_CPU, tolerance
 

@@ -29,7 +29,7 @@ from many_files import VAE, names, run
 from mlx_ltx_vae import ReaderError, demo, load_latents, save_latents
 from mlx_ltx_vae.commands import gallery, gallery_page
 from mlx_ltx_vae.commands.gallery import find_text
-from mlx_ltx_vae.video.audio_files import find_audio
+from mlx_ltx_vae.video.audio import find_audio
 from test_full_disk import fill, small_disk  # noqa: F401
 from video_files import run_ffmpeg
 

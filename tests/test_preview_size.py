@@ -13,8 +13,7 @@ from gallery_pages import read_cards
 from many_files import run
 from mlx_ltx_vae import PreviewVAE, VideoReader, demo, load_latents, save_latents
 from mlx_ltx_vae.frame_format import RGB8, FrameOutput
-from mlx_ltx_vae.pipeline.frames import to_format_in_parts
-from mlx_ltx_vae.pipeline.scaling import scaling_step
+from mlx_ltx_vae.pipeline.frames import scaling_step, to_format_in_parts
 from mlx_ltx_vae.preview import main as preview
 from mlx_ltx_vae.shapes import fit_within
 from tolerances import tolerance

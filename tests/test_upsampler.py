@@ -402,7 +402,7 @@ def test_without_a_vae_the_command_says_which_one_to_give(models, clip, capsys, 
         ("clip.safetensors", "--vae VAE is missing, the VAE of the latents: give one of ltx-2.3"),
         ("stated.safetensors", "--vae is missing, and stated.safetensors is of LTX-2: give --vae ltx-2 (2.4 GB"),
     ):
-        monkeypatch.setattr("mlx_ltx_vae.commands.model_choice.is_cached", lambda model: False)
+        monkeypatch.setattr("mlx_ltx_vae.checkpoint.checkpoint.is_cached", lambda model: False)
         with pytest.raises(SystemExit) as caught:
             run(name, "-m", models["x2"])
         assert caught.value.code == 2 and problem in capsys.readouterr().err

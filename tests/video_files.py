@@ -27,8 +27,7 @@ from mlx_ltx_vae.video import (
     open_sink,
     output_files,
 )
-from mlx_ltx_vae.video.audio import write_wav
-from mlx_ltx_vae.video.audio_files import AudioReader
+from mlx_ltx_vae.video.audio import AudioReader, write_wav
 from mlx_ltx_vae.video.codecs import ANIMATIONS, CONTAINER_ENDINGS
 from mlx_ltx_vae.video.metadata import read_metadata
 

@@ -6,8 +6,18 @@ from .checkpoint import (
     Checkpoint,
     GivenConfig,
     VAESource,
+    find_cached,
     open_checkpoint,
     open_weights,
 )
 
-__all__ = ["VERSION_KEY", "Arrays", "Checkpoint", "GivenConfig", "VAESource", "open_checkpoint", "open_weights"]
+__all__ = [
+    "VERSION_KEY",
+    "Arrays",
+    "Checkpoint",
+    "GivenConfig",
+    "VAESource",
+    "find_cached",
+    "open_checkpoint",
+    "open_weights",
+]

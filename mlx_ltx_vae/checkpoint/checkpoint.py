@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ..backend.device import explained_device_errors
 from ..backend.mlx_utils import DTYPES, count_nonfinite, dtype_name, to_bool
 from ..errors import CheckpointError, DeviceError, excerpt, quote, warn
 from ..latents.metadata import LatentSpace
-from ..model_table import Kind, latents_of
+from ..model_table import Kind, PublishedModel, latents_of, models_for, models_of
 from ..networks.base import (
     NETWORKS,
     PICTURES,
@@ -34,7 +35,7 @@ from ..networks.base import (
 )
 from ..networks.specs import NetworkSpec
 from ..units import format_bytes
-from .locate import Location, locate, recognize, upsampler_error
+from .locate import Location, is_cached, locate, recognize, upsampler_error
 from .tensors import (
     GROUP_SIZES,
     QUANTIZATION_KEYS,
@@ -249,6 +250,21 @@ def open_checkpoint(
     location = source if isinstance(source, Location) else locate(source, medium)
     contents = list(_contents(location))
     return _open(location, lambda family: family.choose_config(contents), requested, medium)
+
+
+def find_cached(space: LatentSpace, kind: Kind) -> PublishedModel | None:
+    """Return the model in the cache for these latents: the preferred one of their generation.
+
+    Without a generation, it is a model for the latents of a video VAE in the cache that has the fingerprint.
+    """
+    generation = space.generation
+    for model in models_of(Kind.VIDEO).values() if generation is None else ():
+        with suppress(CheckpointError):
+            checkpoint = open_checkpoint(model.name, encoder=False) if is_cached(model) else None
+            if checkpoint is not None and checkpoint.latent_space.fingerprint == space.fingerprint:
+                generation = model.latents[0]
+                break
+    return next(filter(is_cached, models_for(generation, kind)), None)
 
 
 def open_weights(weights: Arrays, config: GivenConfig = None, *, medium: Medium = PICTURES) -> Checkpoint:

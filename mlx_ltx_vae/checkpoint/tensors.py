@@ -47,7 +47,7 @@ class TensorInfo(NamedTuple):
 
     @property
     def stored(self) -> tuple["TensorInfo", ...]:
-        """The stored tensors: `parts`, or this one."""
+        """Stored tensors: `parts`, or this one."""
         return self.parts or (self,)
 
     @property

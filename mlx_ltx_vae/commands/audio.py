@@ -4,12 +4,11 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..audio_vae import AudioVAE
+from .. import AudioVAE, DecodePlan
 from ..options import PlanOptions
 from ..pipeline.clip_audio import AudioSettings
 from ..pipeline.prepare_audio import AudioInput, prepare_audio
 from ..pipeline.progress import FrameBar
-from ..planning.plan import DecodePlan
 from ..units import format_seconds
 from .items import Item, Result
 from .jobs import Job, Task
@@ -40,14 +39,7 @@ class AudioTask(Task):
         assert isinstance(job.vae, AudioVAE)
         arguments, options = job.arguments, PlanOptions(memory_budget=job.arguments.memory_budget)
         self._decode = prepare_audio(
-            job.vae,
-            settings,
-            item.source,
-            item.windows,
-            item.output,
-            options,
-            fps=arguments.fps,
-            carry=arguments.carry,
+            job.vae, settings, item.source, item.windows, item.output, options, fps=arguments.fps, carry=arguments.carry
         )
         self.plan = self._decode.plan
         self.result = Result([*self._decode.inputs, *item.windows], self._decode.outputs)

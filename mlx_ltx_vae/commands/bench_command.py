@@ -21,21 +21,18 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from .. import CheckpointError, FrameChunk, LTXVAEError, VideoVAE
 from ..backend.device import backend
 from ..backend.machine import DtypeName
 from ..backend.mlx_utils import dtype_name
 from ..checkpoint import Checkpoint, open_checkpoint
-from ..errors import CheckpointError, LTXVAEError
 from ..networks.convolution.conv3d import prepare
 from ..networks.specs import NETWORKS
-from ..pipeline.frames import FrameChunk
 from ..pipeline.progress import Bar
-from ..planning.memory import cut
 from ..planning.plan import Plan
 from ..published import PublishedVAE
 from ..shapes import Grid, format_size
 from ..units import MB, format_bytes, format_count
-from ..vae import VideoVAE
 from .cli import CommandParser, launched_rank
 from .terminal import print_report, run_command, write_line
 
@@ -119,10 +116,10 @@ def _load(source: Checkpoint | PublishedVAE, network: str, dtype: DtypeName | No
     if isinstance(source, Checkpoint):
         is_encoder = network == "encoder"
         return VideoVAE.from_pretrained(source, dtype=dtype, encoder=is_encoder, decoder=not is_encoder)
-    module = source.make(network, dtype)
+    module: Any = source.make(network, dtype)
     prepare(module, keeps_dtype=dtype is not None)
-    networks: dict[str, Any] = {name: module if name == network else None for name in NETWORKS}
-    return VideoVAE(source.config, **networks, keeps_dtype=dtype is not None)
+    encoder, decoder = (module if name == network else None for name in NETWORKS)
+    return VideoVAE(source.config, encoder, decoder, keeps_dtype=dtype is not None)
 
 
 def _measure(vae: VideoVAE, video: Grid, mode: Any, order: Any) -> Run:
@@ -167,8 +164,9 @@ def _count_latents(latents: mx.array) -> int:
 def _noise_frames(video: Grid) -> Iterator[np.ndarray]:
     """Yield frames (n, H, W, 3) uint8, the same each time."""
     random = np.random.default_rng(0)
-    for frames in cut(video[0], _NOISE_FRAMES):
-        yield random.integers(0, 256, (frames, *video[1:], 3), dtype=np.uint8)
+    for start in range(0, video[0], _NOISE_FRAMES):
+        num_frames = min(_NOISE_FRAMES, video[0] - start)
+        yield random.integers(0, 256, (num_frames, *video[1:], 3), dtype=np.uint8)
 
 
 def _describe_machine() -> dict[str, Any]:

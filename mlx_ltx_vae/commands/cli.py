@@ -15,10 +15,10 @@ from fractions import Fraction
 from functools import partial
 from typing import Any, NoReturn, TextIO, TypeVar
 
-from .. import __version__, tiling
+from .. import DistributedError, LTXVAEError, __version__, tiling
 from ..backend.machine import OTHER_DTYPE_NAMES
 from ..codec_table import ENCODER_PRESETS
-from ..errors import DistributedError, LTXVAEError, excerpt, quote, speaking_of_options, suggest
+from ..errors import excerpt, quote, speaking_of_options, suggest
 from ..files import expand_path
 from ..process import die_by_termination
 from ..shapes import parse_grid, parse_size

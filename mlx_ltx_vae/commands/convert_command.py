@@ -16,17 +16,17 @@ from typing import Any
 
 import mlx.core as mx
 
+from .. import CheckpointError, VideoVAE
 from ..backend.mlx_utils import DTYPES, dtype_name
 from ..checkpoint import Checkpoint, open_checkpoint
 from ..conversion import Progress, Verification, check_folder_name, convert_checkpoint, verify_conversion
-from ..errors import CheckpointError, printable, warn
+from ..errors import printable, warn
 from ..files import check_distinct, check_file, check_new_folder, is_pipe
 from ..latents import LatentsWriter, is_for_comfyui, open_latents
 from ..networks.base import AUDIO
 from ..pipeline.inputs import open_without_vae
 from ..pipeline.progress import Bar
 from ..units import format_bytes
-from ..vae import VideoVAE
 from .cli import CommandParser
 from .terminal import ask_to_replace, print_report, run_command
 

@@ -10,25 +10,32 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from .. import demo, tiling
-from ..audio_vae import AudioVAE, find_audio_decoder
+from .. import (
+    AudioVAE,
+    CheckpointError,
+    DecodePlan,
+    DecodeReport,
+    HDROptions,
+    PlanError,
+    PreviewVAE,
+    VideoVAE,
+    demo,
+    tiling,
+)
+from ..audio_vae import find_audio_decoder
 from ..codec_table import CODECS
-from ..errors import CheckpointError, ItemsError, PlanError
+from ..errors import ItemsError
 from ..files import is_pipe
 from ..frame_format import FrameOutput, frame_format
 from ..latents.keyframes import describe_keyframes
 from ..model_table import Kind, list_names
 from ..options import DecodeOptions, OutputOptions, PlanOptions
 from ..pipeline.clip_audio import AudioSettings
-from ..pipeline.hdr_frames import HDROptions
 from ..pipeline.inputs import ClipInput, FilmInput, LatentReader
-from ..pipeline.output import DecodeReport
 from ..pipeline.prepare import DecodeChecks, DecodeSettings, PreparedDecode
 from ..pipeline.progress import FrameBar
-from ..planning.plan import DecodePlan
 from ..shapes import format_size
 from ..units import format_count, format_seconds
-from ..vae import PreviewVAE, VideoVAE
 from ..video import find_outputs, is_audio, output_files
 from .audio import AudioInputTask, AudioTask
 from .cli import CommandParser
@@ -72,11 +79,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     with parser.wrong_usage():
         frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
         output_options = read_options(
-            OutputOptions,
-            arguments,
-            metadata=dict(arguments.metadata),
-            frames=frames,
-            overwrite=arguments.overwrite,
+            OutputOptions, arguments, metadata=dict(arguments.metadata), frames=frames, overwrite=arguments.overwrite
         )
         plan = _plan_options(arguments)
         decode_options = read_options(DecodeOptions, arguments)  # the latents are normalized as they are read
@@ -100,12 +103,7 @@ def _default_ending(arguments: argparse.Namespace) -> str:
 
 
 def complete_inputs(
-    parser: CommandParser,
-    arguments: argparse.Namespace,
-    model: Path,
-    missing: str | None,
-    *,
-    kind: Kind = Kind.VIDEO,
+    parser: CommandParser, arguments: argparse.Namespace, model: Path, missing: str | None, *, kind: Kind = Kind.VIDEO
 ) -> None:
     """Replace --demo by the latents and the checkpoint of the package, and refuse arguments without either.
 

@@ -10,8 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from .. import demo, tiling
-from ..audio_vae import AudioVAE
+from .. import AudioVAE, Fit, VideoReader, VideoVAE, demo, tiling
 from ..latents import LAYOUTS, check_latents_name, is_for_comfyui
 from ..options import PlanOptions
 from ..pipeline.inputs import open_without_vae
@@ -21,8 +20,7 @@ from ..pipeline.prepare_encode import EncodeReport, EncodeSettings
 from ..pipeline.progress import FrameBar
 from ..shapes import format_size
 from ..units import format_count, format_seconds
-from ..vae import VideoVAE
-from ..video import ExrReader, Fit, VideoReader
+from ..video import ExrReader
 from ..video.reader import source_files
 from .cli import CommandParser
 from .items import Item, Result, are_many, find_pattern, has_table, mark_folders

@@ -5,14 +5,13 @@ import json
 import time
 from pathlib import Path
 
+from .. import VideoVAE
 from ..backend.device import backend, computing_for
 from ..backend.machine import Backend
-from ..checkpoint import open_checkpoint
 from ..conversion import check_folder_name
 from ..errors import printable
 from ..files import check_new_folder
 from ..pipeline.export import find_exported
-from ..vae import VideoVAE
 from .cli import CommandParser
 from .items import existing_outputs_error
 from .model_choice import choose_by_environment
@@ -49,8 +48,9 @@ def _export(arguments: argparse.Namespace) -> None:
     check_new_folder(arguments.output, exported_files)
     target = Backend(arguments.backend) if arguments.backend else backend()
     with computing_for(target):
-        networks = {"encoder": arguments.encoder, "decoder": not arguments.encoder}
-        vae = VideoVAE.from_pretrained(open_checkpoint(arguments.model, **networks), dtype=arguments.dtype, **networks)
+        vae = VideoVAE.from_pretrained(
+            arguments.model, dtype=arguments.dtype, encoder=arguments.encoder, decoder=not arguments.encoder
+        )
         exported = vae.export(
             arguments.output,
             arguments.size,

@@ -20,19 +20,18 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image
 
+from .. import DeviceError, LTXVAEError, PreviewVAE, VideoReader, VideoVAE, WriterError
 from ..audio_vae import find_audio_decoder
-from ..errors import DeviceError, ItemsError, LTXVAEError, OutputClosed, WriterError, describe_error
+from ..errors import ItemsError, OutputClosed, describe_error
 from ..frame_format import FrameOutput
 from ..latents import open_latents
 from ..model_table import Kind, models_for
 from ..options import OutputOptions, PlanOptions
 from ..pipeline.clip_audio import AudioSettings
+from ..pipeline.frames import scaling_step
 from ..pipeline.prepare import DecodeSettings
-from ..pipeline.scaling import scaling_step
 from ..shapes import format_size
 from ..units import DEFAULT_FPS, format_count
-from ..vae import PreviewVAE, VideoVAE
-from ..video.reader import VideoReader
 from .cli import CommandParser
 from .decode_command import PreviewJob, run_decode
 from .gallery_page import GalleryClip, PreviewFolder, preview_folder, preview_of, read_page, read_picks, write_page

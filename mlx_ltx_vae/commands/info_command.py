@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from ..errors import ItemsError, LTXVAEError, describe_error, printable, telling_warnings
+from .. import LTXVAEError, VideoVAE
+from ..errors import ItemsError, describe_error, printable, telling_warnings
 from ..inspect import format_report, inspect, summarize
 from ..options import OutputOptions, PlanOptions
 from ..shapes import Grid
-from ..vae import VideoVAE
 from .cli import CommandParser
 from .items import files_in
 from .jobs import plan_report
@@ -55,8 +55,7 @@ def _print_plans(vaes: Sequence[VideoVAE], video: Grid, options: PlanOptions, ar
 def _info(arguments: argparse.Namespace) -> None:
     """Print a report of each file, or a line for each in a folder. An error does not stop the other files."""
     num_failed, has_text = 0, False
-    found_files = list(map(_find_files, arguments.file))
-    files = [(file, len(found) > 1) for found in found_files for file in found]
+    files = [(file, len(paths) > 1) for paths in map(_find_files, arguments.file) for file in paths]
     for file, is_in_folder in files:
         try:
             report = inspect(

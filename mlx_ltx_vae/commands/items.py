@@ -17,7 +17,7 @@ from ..files import check_distinct, explain_missing, file_key, is_pipe, numbered
 from ..latents.formats import READERS
 from ..shapes import Size
 from ..units import find_fps, format_bytes, format_count
-from ..video.sink_table import frame_endings
+from ..video import frame_endings
 
 _PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")  # as data sets name them
 _MAX_LIST = 64_000_000  # bytes
@@ -348,9 +348,9 @@ def warn_of_free_names(free_names: Mapping[str, str]) -> None:
 
 def existing_outputs_error(names: Sequence[str], num_outputs: int) -> OutputExists:
     """Return the error of outputs of many inputs that exist, of `num_outputs` in all."""
-    others = f", and {len(names) - 1} more of {num_outputs} outputs" if len(names) > 1 else ""
-    them = "them" if others else "it"
-    text = f"{names[0]}: already exists{others}; add -y to replace {them}, or -n to skip {them}."
+    more = f", and {len(names) - 1} more of {num_outputs} outputs" if len(names) > 1 else ""
+    them = "them" if more else "it"
+    text = f"{names[0]}: already exists{more}; add -y to replace {them}, or -n to skip {them}."
     return OutputExists(text, names[0])
 
 

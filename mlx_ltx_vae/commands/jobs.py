@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import mlx.core as mx
 
-from ..audio_vae import AudioVAE
+from .. import AudioVAE, LatentUpsampler, VideoVAE
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, OutputExists, describe_error, printable, telling_warnings
 from ..files import check_replaceable, is_pipe, make_folder
@@ -25,8 +25,6 @@ from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
 from ..process import Cleanup
 from ..units import format_bytes, format_rate, format_seconds
-from ..upsampler import LatentUpsampler
-from ..vae import VideoVAE
 from .cli import launched_rank
 from .items import (
     Item,

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
-from ..errors import LTXVAEError, one_line
+from .. import LTXVAEError
+from ..errors import one_line
 
 _COMMAND = "mlx_ltx_vae run --"
 _PYTHON = re.compile(r"python3?(\.[0-9]+)?t?")

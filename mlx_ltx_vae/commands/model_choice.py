@@ -5,13 +5,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from ..checkpoint import open_checkpoint
-from ..checkpoint.locate import is_cached
-from ..errors import CheckpointError, ItemsError, LatentsError, telling_warnings
+from .. import LatentsError
+from ..checkpoint import find_cached
+from ..errors import ItemsError, telling_warnings
 from ..files import expand_path, is_pipe
 from ..latents.formats import open_tensor_file
 from ..latents.metadata import LatentSpace, parse_metadata
-from ..model_table import Kind, PublishedModel, latents_of, list_names, models_for, models_of
+from ..model_table import Kind, latents_of, list_names, models_for
 from .items import read_inputs
 from .options import MODEL_VARIABLE
 from .terminal import note_printer
@@ -53,7 +53,7 @@ def choose_by_latents(
         )
         return f"{flag} is missing, and {source} is of {first}, {other_source} of {second}; decode them apart"
     ((space, source),) = spaces.values()
-    model = _find_cached(space, kind)
+    model = find_cached(space, kind)
     if model is not None:
         setattr(arguments, destination, model.name)
         note_printer(arguments)(f"{flag} {model.name}, for the latents of {source}")
@@ -73,18 +73,3 @@ def _regular_files(sources: Sequence[str]) -> Iterator[str]:
     for item in items:
         if os.path.isfile(item.source):
             yield item.source
-
-
-def _find_cached(space: LatentSpace, kind: Kind) -> PublishedModel | None:
-    """Return the model in the cache for these latents: the preferred one of their generation.
-
-    Without a generation, it is a model for the latents of a video VAE in the cache that has the fingerprint.
-    """
-    generation = space.generation
-    for model in models_of(Kind.VIDEO).values() if generation is None else ():
-        with suppress(CheckpointError):
-            checkpoint = open_checkpoint(model.name, encoder=False) if is_cached(model) else None
-            if checkpoint is not None and checkpoint.latent_space.fingerprint == space.fingerprint:
-                generation = model.latents[0]
-                break
-    return next(filter(is_cached, models_for(generation, kind)), None)

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from .. import tiling
 from ..backend.machine import DtypeName
 from ..model_table import Kind, list_names
-from ..options import (
-    BitDepth,
-    DecodeOptions,
-    ExrSpaceName,
-    OutputOptions,
-    PlanOptions,
-    SignalName,
-    Transfer,
-)
+from ..options import BitDepth, DecodeOptions, ExrSpaceName, OutputOptions, PlanOptions, SignalName, Transfer
 from ..startup import import_command
 from .cli import (
     CommandParser,

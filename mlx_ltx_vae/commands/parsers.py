@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, get_args
 
+from .. import LTXVAEError
 from ..backend.machine import Backend, DtypeName, ReaderName
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF, MAX_STILL_CRF, STILL_CRF
-from ..errors import LTXVAEError, quote
+from ..errors import quote
 from ..model_table import Kind, list_names
 from ..networks.specs import NETWORKS
 from ..options import HDRInput, LayoutName, ModeName, OrderName, PlanOptions

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from .. import integrations
-from ..errors import LTXVAEError, describe_error, one_line
+from .. import LTXVAEError, integrations
+from ..errors import describe_error, one_line
 from ..integrations.apps import APPS
 from ..integrations.settings import counts, current, say
 from ..startup import MissingBackend, check_mlx, is_command, release_process

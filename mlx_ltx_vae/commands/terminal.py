@@ -13,20 +13,10 @@ from typing import TextIO
 import mlx.core as mx
 from tqdm import tqdm
 
+from .. import DecodeError, DistributedError, WriterError
 from ..backend.device import explained_device_errors, has_reference_blas
 from ..distributed import end_time_limit, is_lost_peer
-from ..errors import (
-    DecodeError,
-    DistributedError,
-    OutputClosed,
-    WriterError,
-    describe_error,
-    one_line,
-    printable,
-    speaking_of_options,
-    telling_notes,
-    warn,
-)
+from ..errors import OutputClosed, describe_error, one_line, printable, speaking_of_options, telling_notes, warn
 from ..pipeline.progress import Bar
 from ..process import ended_by_signals
 from ..startup import is_command

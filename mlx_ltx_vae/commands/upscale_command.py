@@ -8,9 +8,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from .. import DecodePlan, Keyframes, LatentUpsampler, VideoVAE
 from ..errors import warn
 from ..latents import LatentsWriter, check_latents_name, is_for_comfyui, open_latents
-from ..latents.keyframes import Keyframes
 from ..latents.metadata import LatentSpace
 from ..model_table import Kind, list_names
 from ..options import PlanOptions
@@ -18,11 +18,8 @@ from ..pipeline.inputs import open_without_vae
 from ..pipeline.prepare_encode import EncodeSettings
 from ..pipeline.progress import FrameBar
 from ..pipeline.sources import check_values
-from ..planning.plan import DecodePlan
 from ..shapes import LatentShape, format_size
 from ..units import format_count, format_seconds
-from ..upsampler import LatentUpsampler
-from ..vae import VideoVAE
 from .cli import CommandParser
 from .items import Item, Result, find_pattern, has_table, mark_folders
 from .jobs import Job, Task
@@ -92,12 +89,17 @@ class UpscaleTask(Task):
             self.result = Result([], outputs)
             return
         vae, upsampler = job.latents_vae, job.vae
-        channels, scale = upsampler.config.latent_channels, vae.config.scale
-        options = {"tensor": arguments.tensor, "grid": arguments.grid, "vae": "the upsampler"}
-        self._file = open_latents(item.source, latent_channels=channels, scale=scale, **options)
+        self._file = open_latents(
+            item.source,
+            latent_channels=upsampler.config.latent_channels,
+            tensor=arguments.tensor,
+            grid=arguments.grid,
+            scale=vae.config.scale,
+            vae="the upsampler",
+        )
         if problem := vae.describe_mismatch(self._file.info.space):
             warn(f"{item.source}: its latents are {problem}, so the result will be wrong; give their VAE with --vae.")
-        self._reading = {"statistics": vae.statistics, "unnormalized": arguments.unnormalized}
+        self._statistics, self._unnormalized = vae.statistics, arguments.unnormalized
         self.plan = upsampler.plan(self._file.shape, memory_budget=arguments.memory_budget)
         inputs = [*upsampler.source.files, *vae.source.files]
         self.result = Result(inputs, outputs, num_frames=self.plan.num_frames, cost=prod(self._file.shape))
@@ -110,7 +112,7 @@ class UpscaleTask(Task):
 
     def check_values(self) -> None:
         if self._job.has_vae:
-            check_values(self._file.map(**self._reading))
+            check_values(self._file.map(statistics=self._statistics, unnormalized=self._unnormalized))
 
     def networks(self) -> dict[str, dict[str, str]]:
         return super().networks() | {"vae": next(iter(self._job.latents_vae.source.networks.values()))}
@@ -120,7 +122,7 @@ class UpscaleTask(Task):
         upsampler = self._job.vae.load()  # before the clock starts
         start = time.perf_counter()
         with LatentsWriter(output, overwrite=self.overwrite) as writer:
-            latents = self._file.read(**self._reading)
+            latents = self._file.read(statistics=self._statistics, unnormalized=self._unnormalized)
             result = upsampler.upscale(latents, statistics=vae, plan=self.plan, progress=bar)
             writer.write(result)
             shape, rate = LatentShape(*result.shape), upsampler.time_factor
@@ -153,7 +155,7 @@ class UpscaleTask(Task):
         audio, reason = self._file.find_audio(), ""
         if is_for_comfyui(output):
             reason = "a .latent file has none"
-        elif self._job.arguments.unnormalized or self._file.normalized is False:
+        elif self._unnormalized or self._file.normalized is False:
             reason = "they are unnormalized"
         if audio is not None and reason:
             warn(f"{audio.source}: its audio latents are left out, since {reason}.")
@@ -165,6 +167,6 @@ class UpscaleTask(Task):
         if file.has_keyframes and (is_for_comfyui(output) or shape.grid[1:] != file.shape.grid[1:]):
             warn(f"{file.info.source}: its keyframes are left out, since they have the size before the upscaling.")
         elif stills := file.find_keyframes():
-            keyframes = stills.read(**self._reading)
+            keyframes = stills.read(statistics=self._statistics, unnormalized=self._unnormalized)
             return Keyframes(keyframes.latents, [rate * frame for frame in keyframes.frames])
         return None

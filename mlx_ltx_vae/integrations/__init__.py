@@ -29,14 +29,7 @@ from ..errors import speaking_of_options, telling_warnings
 from ..startup import lazy_names
 
 if TYPE_CHECKING:
-    from .dropins import (
-        decode_and_stream,
-        decode_streaming,
-        decode_tiled,
-        decode_whole,
-        encode_whole,
-        tiled_decode,
-    )
+    from .dropins import decode_and_stream, decode_streaming, decode_tiled, decode_whole, encode_whole, tiled_decode
     from .hook import Installed, install
     from .networks import vae_of
 

@@ -128,10 +128,7 @@ APPS: dict[str, tuple[Entry, ...]] = {
     "Blaizzy/mlx-video": (
         *_mlx_video("mlx_video.models.ltx_2.video_vae.decoder"),
         Entry(
-            _MLX_VIDEO_DIFFUSION,
-            "DiffusionVideoDecoder.__call__",
-            "decode_float",
-            ("latent", "seed", "spatial_tiles"),
+            _MLX_VIDEO_DIFFUSION, "DiffusionVideoDecoder.__call__", "decode_float", ("latent", "seed", "spatial_tiles")
         ),
     ),
     "james-see/mlx-video-with-audio": _mlx_video("mlx_video.models.ltx.video_vae.decoder"),

@@ -237,9 +237,9 @@ def _network_config(network: nn.Module) -> dict[str, Any] | None:
     """Return the configuration in the attributes of an app's network, as checkpoints state it; `None` without any."""
     app_config = getattr(network, "config", None)
     if hasattr(app_config, "stage5_kernel"):
-        return _diffusion_config(app_config, t_emb_dim=getattr(app_config, "t_embed_hidden", None))
+        return _diffusion_config(app_config, {"t_emb_dim": getattr(app_config, "t_embed_hidden", None)})
     if hasattr(network, "stage_kernels"):
-        return _diffusion_config(network, **_geometry(network))
+        return _diffusion_config(network, _geometry(network))
     modes = {getattr(module, "spatial_padding_mode", None) for module in network.modules()} - {None}
     modes = modes or {_notes(type(network)).padding} - {None}
     mode_names = {str(getattr(mode, "value", mode)) for mode in modes}
@@ -255,13 +255,13 @@ def _network_config(network: nn.Module) -> dict[str, Any] | None:
     return {"_class_name": CLASS_NAME, **config} if config else None
 
 
-def _diffusion_config(source: object, **values: Any) -> dict[str, Any]:
+def _diffusion_config(source: object, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of an app's diffusion decoder, which predicts the picture in one step.
 
     `values` replace the attributes of the `source`.
     """
-    decoder = {name: getattr(source, name) for name in _DIFFUSION_KEYS if hasattr(source, name)} | values
-    decoder |= {"default_num_inference_steps": 1, "_class_name": DECODER_CLASS_NAME}
+    decoder = {name: getattr(source, name) for name in _DIFFUSION_KEYS if hasattr(source, name)}
+    decoder |= {**values, "default_num_inference_steps": 1, "_class_name": DECODER_CLASS_NAME}
     return {"_class_name": DIFFUSION_CLASS, "model_output_type": "x0", "decoder": decoder}
 
 

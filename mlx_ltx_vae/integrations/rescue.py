@@ -126,10 +126,7 @@ def _exchange_argument(app_call: partial, argument: object, replacement: object)
 
 
 def _iterate(
-    chunks: Iterator[mx.array],
-    app_call: partial,
-    decode: AppDecode | None,
-    prepare_rescue: Callable[[Exception], None],
+    chunks: Iterator[mx.array], app_call: partial, decode: AppDecode | None, prepare_rescue: Callable[[Exception], None]
 ) -> Iterator[mx.array]:
     """Yield the frames of a drop-in, and the rest of the app's own where it fails."""
     num_frames = 0  # that the app has

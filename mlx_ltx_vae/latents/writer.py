@@ -56,12 +56,7 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike,
-        *,
-        overwrite: bool = True,
-        is_inner: bool = False,
-        layout: Layout | None = None,
+        self, path: str | os.PathLike, *, overwrite: bool = True, is_inner: bool = False, layout: Layout | None = None
     ) -> None:
         self._name, self._layout = expand_path(path, WriterError), layout
         check_latents_name(self._name, layout)

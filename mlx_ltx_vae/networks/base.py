@@ -92,10 +92,7 @@ class Decoder(Network):
         draws = draw(self.spec, shape, self.dtype, DecodeOptions(timestep=timestep))
         box = (slice(0, shape.frames), slice(0, shape.height), slice(0, shape.width))
         context = StreamContext(
-            timesteps=draws.timesteps(shape.batch),
-            noise_maps=draws.maps,
-            noise=draws.volumes,
-            denoising_steps=steps,
+            timesteps=draws.timesteps(shape.batch), noise_maps=draws.maps, noise=draws.volumes, denoising_steps=steps
         )
         prepared = self.prepare(latents, draws.crop(box))
         return run_whole(self.stages(context), prepared).transpose(0, 4, 1, 2, 3)

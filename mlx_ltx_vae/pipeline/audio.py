@@ -19,9 +19,9 @@ from ..planning.film import FilmPart, fade_length
 from ..planning.plan import DecodePlan, EncodePlan, Mode, Plan
 from ..shapes import Interval
 from ..streaming.context import Stage, StreamContext
-from .crossfade import Crossfade, count_from_film
 from .encode import encoded
 from .execution import ChunkStream, Execution, ExecutionState, join_parts, peek
+from .film import Crossfade, count_from_film
 from .sources import LatentRecord, Source, check_finite, latent_source, preprocess_latents
 
 

@@ -30,9 +30,19 @@ from ..planning.planner import MAX_ARRAY_ELEMENTS
 from ..planning.tiles import tile_spec
 from ..shapes import Axis, Grid, Interval
 from ..streaming.context import StreamContext
-from .crossfade import Crossfade, count_from_film
 from .execution import ChunkStream, Execution, ExecutionState, arrays_released, join_parts, peek, tile_origin
-from .film import Film, check_film, check_windows, crop_window, film_layout, join_keyframes, plan_windows, read_ahead
+from .film import (
+    Crossfade,
+    Film,
+    check_film,
+    check_windows,
+    count_from_film,
+    crop_window,
+    film_layout,
+    join_keyframes,
+    plan_windows,
+    read_ahead,
+)
 from .frame_buffer import buffer_frames
 from .frames import FrameChunk, OnFramesReady, mlx_dtype, to_format, to_format_in_parts
 from .keyframes import add_planes, crop_chunks, pad_as_noise, usable_keyframes

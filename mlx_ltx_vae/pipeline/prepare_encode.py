@@ -30,7 +30,7 @@ from ..planning.plan import EncodePlan, Plan
 from ..shapes import LatentShape, ScaleFactors, Size, is_count
 from ..units import format_are, format_count, format_range
 from ..video import ExrReader, Fit, VideoReader
-from ..video.audio_files import AudioReader, find_audio
+from ..video.audio import AudioReader, find_audio
 from .audio import every_chunk
 from .clip_audio import ClipAudioVAE
 from .encode import EncodePipeline, cut_windows

@@ -163,11 +163,7 @@ def preprocess_latents(decoder: Decoder, draws: Draws, record: LatentRecord, *, 
     return preprocess
 
 
-def latent_source(
-    latents: Latents,
-    preprocess: LatentPreprocess,
-    frames: Interval | None = None,
-) -> Source:
+def latent_source(latents: Latents, preprocess: LatentPreprocess, frames: Interval | None = None) -> Source:
     """Return latents as the input of a decoder, or some of their frames."""
     batch, _, length, height, width = latents.shape
     first_frame, end_frame = (frames.start, frames.end) if frames else (0, length)
@@ -193,10 +189,7 @@ def latent_source(
 
 
 def arriving_source(
-    parts: LatentParts,
-    shape: Sequence[int],
-    moments: list[np.ndarray],
-    preprocess: LatentPreprocess,
+    parts: LatentParts, shape: Sequence[int], moments: list[np.ndarray], preprocess: LatentPreprocess
 ) -> Source:
     """Return latents that arrive along time: arrays of `shape` with any number of frames.
 

@@ -1,7 +1,7 @@
 """Choice of a plan: exact plans before blended ones, then faster before slower. Pure arithmetic, no MLX."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import cast
@@ -10,9 +10,9 @@ from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..errors import PlanError, TilingError, option, warn
 from ..frame_format import common_format
 from ..networks.convolution.rules import TAPS
-from ..networks.specs import NetworkSpec, check_frame_shape, check_latent_shape
+from ..networks.specs import LONG_CLIP, NetworkSpec, check_frame_shape, check_latent_shape
 from ..options import PLAN_DEFAULTS, PlanOptions
-from ..shapes import Axis, Grid, LatentShape
+from ..shapes import Axis, Grid, LatentShape, ScaleFactors, Size, format_size
 from ..tiling.config import TilingConfig
 from ..tiling.layout import TileLayout, tile_batches
 from ..units import MB, format_bytes, parse_bytes
@@ -117,6 +117,67 @@ def plan_encode(
         level_bytes=_LEVEL_BYTES if len(frame_shape) == 4 else 0,
     )
     return cast(EncodePlan, _Planner(clip, options, machine or Machine()).choose())
+
+
+def plan_export(
+    spec: NetworkSpec,
+    scale: ScaleFactors,
+    machine: Machine,
+    size: Size,
+    memory_budget: str | int | None,
+    *,
+    encoder: bool = False,
+) -> Plan:
+    """Plan decodes or encodes of videos of a size (width, height), with a long clip in the place of all lengths.
+
+    Without a budget, the plan does not depend on the memory of this machine.
+
+    Raises:
+        LatentsError: if no latents have this size.
+        PlanError: if the decoder cannot be exported, or not within the budget; it then names the largest size.
+    """
+    if spec.variant is not None:
+        raise PlanError(
+            "this decoder denoises, with attention over neighboring frames, and is not exported; export LTX-2.5's conv "
+            "decoder, which decodes the same latents."
+        )
+    if memory_budget is None:
+        machine = replace(machine, available=None, memory=None)
+    chunk = scale.time if encoder else 1
+    options = PlanOptions(mode="exact", order="time", chunk=chunk, memory_budget=memory_budget)
+
+    def plan(grid: Grid) -> Plan:
+        _, rows, columns = grid
+        if not encoder:
+            return plan_decode(spec, (1, spec.in_channels, LONG_CLIP, rows, columns), machine, options)
+        frames = 1 + scale.time * LONG_CLIP
+        return plan_encode(spec, (frames, rows * scale.height, columns * scale.width, 3), machine, options)
+
+    grid = scale.latent_grid((1, size[1], size[0]))
+    try:
+        return plan(grid)
+    except PlanError as error:
+        largest = None if error.least_bytes is None else _plan_largest(plan, grid)
+        if largest is None:
+            raise
+        advice = f"the largest size of this shape that works by time is {format_size(*largest.frame_size)}"
+        raise PlanError(f"{str(error).rstrip('.')}; {advice}.", least_bytes=error.least_bytes) from None
+
+
+def _plan_largest(plan: Callable[[Grid], Plan], grid: Grid) -> Plan | None:
+    """Return the plan of the largest smaller grid of about the same shape that has one, or `None`."""
+    for smaller in _smaller(grid):
+        with suppress(PlanError):
+            return plan(smaller)
+    return None
+
+
+def _smaller(grid: Grid) -> Iterator[Grid]:
+    """Yield smaller grids of about the same shape, from the largest on."""
+    _, rows, columns = grid
+    for cells in range(max(rows, columns) - 1, 0, -1):
+        height, width = (max(1, side * cells // max(rows, columns)) for side in (rows, columns))
+        yield 1, height, width
 
 
 class _Planner:

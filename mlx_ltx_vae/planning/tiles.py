@@ -184,12 +184,7 @@ def _side_by_side(
 
 
 def _one_by_one(
-    clip: Clip,
-    layout: TileLayout,
-    calls: Sequence[tuple[int, Tile]],
-    largest: Memory,
-    run: StreamRun,
-    chunk: int,
+    clip: Clip, layout: TileLayout, calls: Sequence[tuple[int, Tile]], largest: Memory, run: StreamRun, chunk: int
 ) -> Memory:
     """Return the memory of tiles in time too: one batch runs at a time, and one time interval is blended at a time."""
     itemsize = run.machine.itemsize

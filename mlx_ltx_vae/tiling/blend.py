@@ -17,16 +17,7 @@ from ..backend.device import is_memory_short
 from ..errors import DecodeError, LatentsError, PlanError, TilingError
 from ..shapes import Interval, ScaleFactors
 from .config import TilingConfig
-from .layout import (
-    Mask,
-    Tile,
-    TileAxis,
-    TileLayout,
-    space_axis,
-    tile_batches,
-    time_axis,
-    trapezoid,
-)
+from .layout import Mask, Tile, TileAxis, TileLayout, space_axis, tile_batches, time_axis, trapezoid
 
 #: Function that returns the results (B, n, h, w, C) of tiles of equal shape, in a list that the caller empties.
 RunTiles = Callable[[list[Tile]], list[mx.array]]
@@ -76,11 +67,7 @@ class SpatialBlender:
 
 
 def blend_tiles(
-    run_tiles: RunTiles,
-    layout: TileLayout,
-    *,
-    is_decode: bool,
-    tile_batch_size: int = 1,
+    run_tiles: RunTiles, layout: TileLayout, *, is_decode: bool, tile_batch_size: int = 1
 ) -> Generator[tuple[int, mx.array], None, None]:
     """Run a network tile by tile and yield blended results, once and in order, as soon as no later tile adds to them.
 

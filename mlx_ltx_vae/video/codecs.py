@@ -9,8 +9,7 @@ from ..errors import WriterError, option, quote, suggest, takes_options, warn
 from ..files import check_distinct
 from ..options import OutputOptions
 from ..shapes import Size, format_size
-from .audio import AUDIO_INPUT, CHANNELS, find_sample_rate
-from .audio_files import FILL_GAPS, AudioFormat, channel_places, find_audio
+from .audio import AUDIO_INPUT, CHANNELS, FILL_GAPS, AudioFormat, channel_places, find_audio, find_sample_rate
 from .ffmpeg import check_encoder, input_arguments, listing, read_times
 from .filters import check_content_light, check_zscale, conversion, file_format, tags
 from .metadata import METADATA_INPUT, metadata_arguments

@@ -191,12 +191,7 @@ def _find_rate(stream: str, kind: str) -> float:
 
 
 def parse_description(
-    name: str,
-    description: Description,
-    picture: tuple[int, str | None],
-    *,
-    is_still: bool,
-    seconds: Fraction | None,
+    name: str, description: Description, picture: tuple[int, str | None], *, is_still: bool, seconds: Fraction | None
 ) -> VideoInfo:
     """Parse the properties of a stream. Raises a `ReaderError` for what cannot be read as a video.
 

@@ -187,10 +187,7 @@ def _vae_from_diffusers(raw: Mapping[str, Any]) -> dict[str, Any]:
     defaults = {"norm_type": "pixel", "causality_axis": raw.get("causality_axis"), "mid_block_add_attention": False}
     audio = {"sampling_rate": raw.get("sample_rate", 16000)}
     stft = {"hop_length": raw.get("mel_hop_length", 160)}
-    return {
-        "model": {"params": {"ddconfig": defaults | config}},
-        "preprocessing": {"audio": audio, "stft": stft},
-    }
+    return {"model": {"params": {"ddconfig": defaults | config}}, "preprocessing": {"audio": audio, "stft": stft}}
 
 
 def _vocoder_from_diffusers(raw: Mapping[str, Any], *, is_extended: bool) -> dict[str, Any]:

@@ -473,11 +473,7 @@ class ExtendedVocoder(Network):
             start, num_outputs = num_outputs, num_outputs + max(0, count)
             return mx.clip(x[:, :count] + skip.take(start, count), -1, 1) if count > 0 else None
 
-        return [
-            Stage(enter, window, resampling, skip),
-            *self.bwe_generator.stages(context),
-            Stage(leave, skip),
-        ]
+        return [Stage(enter, window, resampling, skip), *self.bwe_generator.stages(context), Stage(leave, skip)]
 
 
 def resampling_taps(ratio: int) -> np.ndarray:

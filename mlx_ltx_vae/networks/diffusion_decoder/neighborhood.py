@@ -279,13 +279,7 @@ def computed_scores(grid: Grid, kernel: Grid, size: int, times: Times = ()) -> i
 
 @lru_cache
 def workspace_bytes(
-    grid: Grid,
-    kernel: Grid,
-    channels: int,
-    heads: int,
-    machine: Machine,
-    moving: int | None = None,
-    times: Times = (),
+    grid: Grid, kernel: Grid, channels: int, heads: int, machine: Machine, moving: int | None = None, times: Times = ()
 ) -> int:
     """Return the bytes that the attention of one step allocates at once: copies of keys and values, and scores.
 

@@ -182,10 +182,7 @@ def network_spec(config: DiffusionVAEConfig, network: str) -> NetworkSpec:
 
 
 def decoder_spec(
-    config: DecoderConfig,
-    steps: int | None = None,
-    keyframes: tuple[int, ...] = (),
-    first_frame: int = 0,
+    config: DecoderConfig, steps: int | None = None, keyframes: tuple[int, ...] = (), first_frame: int = 0
 ) -> NetworkSpec:
     """Return the spec of the decoder with a number of denoising steps, by default the configured one.
 
@@ -209,11 +206,7 @@ def decoder_spec(
             trim=stage.up[0] - 1,
             ghost_frames=config.ghost_frames * config.scale.time if is_last else 0,
             planes=planes,
-            weights=linear_weights(
-                f"upsamples.{index}.proj",
-                stage.channels,
-                math.prod(stage.up) * stage.out_channels,
-            ),
+            weights=linear_weights(f"upsamples.{index}.proj", stage.channels, math.prod(stage.up) * stage.out_channels),
         )
         layers.append(upsample)
     for step in range(steps):
@@ -305,10 +298,7 @@ def _denoising_step(config: DecoderConfig, step: int, steps: int, times: Times) 
     waiting = config.context_channels + (pixels if keeps_noisy(config, step, steps) else 0)
     for block in range(stage.depth):
         layers += _block(config, stage, f"diff_blocks.{block}", times, waiting)
-    output_weights = (
-        ("norm_out.weight", (stage.channels,)),
-        *linear_weights("conv_out", stage.channels, pixels),
-    )
+    output_weights = (("norm_out.weight", (stage.channels,)), *linear_weights("conv_out", stage.channels, pixels))
     return [*layers, PredictionSpec("conv_out", stage.channels, pixels, weights=output_weights)]
 
 
