@@ -222,7 +222,8 @@ def _open_folder(folder: Path, medium: Medium) -> list[Archive]:
         names = prefer_convolutional(names)
     if len(names) > 1:
         listing = list_some(names)
-        raise CheckpointError(f"{folder}: several files contain a VAE; give one of {listing}, as {folder}:FILE.")
+        noun = "a VAE" if medium is PICTURES else medium.noun
+        raise CheckpointError(f"{folder}: several files contain {noun}; give one of {listing}, as {folder}:FILE.")
     if names:
         return archives_by_name[names[0]]
     if failures:

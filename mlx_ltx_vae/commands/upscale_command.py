@@ -66,8 +66,11 @@ class UpscaleJob(Job):
         return LatentUpsampler.is_remote(self.arguments.model) or VideoVAE.is_remote(self.arguments.vae)
 
     def open(self) -> LatentUpsampler:
+        if not (is_remote := VideoVAE.is_remote(self.arguments.vae)):  # what is here has its errors before a download
+            self.latents_vae = VideoVAE.from_pretrained(self.arguments.vae)
         upsampler = LatentUpsampler.from_pretrained(self.arguments.model, dtype=self.dtype)
-        self.latents_vae = VideoVAE.from_pretrained(self.arguments.vae)
+        if is_remote:
+            self.latents_vae = VideoVAE.from_pretrained(self.arguments.vae)
         upsampler.find_statistics(self.latents_vae)
         return upsampler
 
