@@ -44,7 +44,8 @@ _ADDRESS = re.compile(
     r"(?:/(?:blob|resolve|tree)/[^/]+(?=[/?#]|$))?(?:/([^?#]+?))?/?(?:[?#].*)?"
 )
 _FILE_ENDINGS = (".safetensors", ".json", ".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".npy", ".npz", ".latent")
-_EXPORT = ("decode.json", "encode.json", "weights.safetensors")  # files of an exported decode or encode
+#: Files of an exported decode or encode, beside its functions.
+EXPORT_FILES = ("decode.json", "encode.json", "weights.safetensors")
 _LONGEST_NAME = 40  # characters of a mistyped short name
 _LISTING_TIMEOUT = 20.0  # seconds
 
@@ -119,8 +120,8 @@ def read_export(path: Path) -> dict[str, Any] | None:
 
     `None` for other paths.
     """
-    folder = path.parent if path.name in _EXPORT else path
-    for name in _EXPORT[:2]:
+    folder = path.parent if path.name in EXPORT_FILES else path
+    for name in EXPORT_FILES[:2]:
         with suppress(OSError, ValueError, RecursionError, AttributeError):  # the last of JSON that is no object
             content = json.loads(read_small_file(folder / name, MAX_HEADER_BYTES))
             if {"format", "fingerprint", "calls"} <= content.keys():
