@@ -323,7 +323,6 @@ def export_parser() -> CommandParser:
         "programs in C++, Swift or Python run without this package: see docs/export.md.",
         epilog=examples(
             "python -m mlx_ltx_vae export -m ltx-2.3 -o out --size 768x512",
-            "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --backend metal",
             "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --size 512x768",
             "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --for mlx-swift",
         ),
