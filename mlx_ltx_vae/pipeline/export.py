@@ -23,7 +23,7 @@ import numpy as np
 from ..backend.device import backend
 from ..backend.function_file import describe_function, write_function
 from ..backend.machine import Reader
-from ..backend.mlx_utils import dtype_name, take, tracing
+from ..backend.mlx_utils import disk_errors, dtype_name, take, tracing
 from ..checkpoint.locate import EXPORT_FILES, read_export
 from ..checkpoint.weight_files import open_archive
 from ..errors import CheckpointError, PlanError, WriterError, printable
@@ -264,7 +264,8 @@ class _Recording:
         ends: list[list[int]] = []
         shapes: list[Any] = []
         stages = self._stages()
-        recorder = _Recorder(stages, self.tensors, self._functions, self._names)
+        names = ("frames", "latents") if isinstance(self._network, Encoder) else ("latents", "frames")
+        recorder = _Recorder(stages, self.tensors, self._functions, names)
         try:
             for index in range(MAX_WARM_UP):
                 step, end, cached = self._advance(stages, recorder, self._piece(index))
@@ -295,11 +296,6 @@ class _Recording:
         for cache, state in zip(recorder.caches, states, strict=True):
             cache.state = state
         return step, end, [(array.shape, array.dtype) for state in states for array in state.arrays]
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        """Names of the input and of the output."""
-        return ("frames", "latents") if isinstance(self._network, Encoder) else ("latents", "frames")
 
     def _piece(self, index: int) -> mx.array:
         """Return an empty piece of the input: a latent frame, or its frames."""
@@ -419,10 +415,8 @@ def export_network(
         has_weights = not shares_weights or _read_fingerprint(shared_path) != values_hash
         if has_weights:
             metadata = {"format": "mlx", "fingerprint": values_hash}
-            try:
+            with disk_errors():
                 mx.save_safetensors(str(output.path / _WEIGHTS), arrays, metadata)
-            except RuntimeError as error:
-                raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
     path = output.target / _WEIGHTS if has_weights else shared_path
     if has_weights and shares_weights and not os.path.lexists(shared_path):
         path = path.rename(shared_path)
