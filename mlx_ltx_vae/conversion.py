@@ -267,9 +267,7 @@ def check_folder_name(folder: str | os.PathLike) -> None:
     """Check that a name is not a file's, unless it ends in "/"; raise a `WriterError` otherwise."""
     name = os.fspath(folder)
     if name.lower().endswith(_FILE_ENDINGS) and not os.path.isdir(name):
-        raise WriterError(
-            f"{name}: is the name of a file, and a conversion is a folder; leave out {Path(name).suffix}."
-        )
+        raise WriterError(f"{name}: is the name of a file, and the output is a folder; leave out {Path(name).suffix}.")
 
 
 def write_weights(

@@ -419,6 +419,9 @@ def test_several_sizes_share_their_weights(golden, tmp_path, capsys):
     expected = np.array(vae.decode(latents))
     frames = run_floats(PYTHON, folder / "64x64", latents, expected.shape)
     assert np.abs(frames - expected).max() <= tolerance(TOLERANCE)
+    for model in (folder, folder / "weights.safetensors"):
+        with pytest.raises(CheckpointError, match=r"has the weights of an export, which is no VAE"):
+            VideoVAE.from_pretrained(model)
     weights = folder / "weights.safetensors"
     before = weights.stat().st_mtime_ns, (folder / "64x64" / "decode.json").stat().st_mtime_ns
     assert run_command("export", [*line, "--size", "64x64", "--size", "64x96"]) == 1
@@ -510,6 +513,13 @@ def test_the_command_exports(golden, tmp_path, capsys):
     assert report["weight_bytes"] <= (tmp_path / "exported" / "weights.safetensors").stat().st_size
     assert run_command("export", line) == 1
     assert "exported: already exists; add -y to replace it, or -n to skip it." in capsys.readouterr().err
+
+
+def test_a_size_given_twice_is_one(tmp_path):
+    line = ["-m", str(demo.VAE), "-o", str(tmp_path / "exported"), "-q"]
+    assert run_command("export", [*line, "--size", "32x32", "--size", "32x32"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+    assert (tmp_path / "exported" / "weights.safetensors").exists()
 
 
 def test_the_command_replaces_or_skips_an_export_and_nothing_else(golden, tmp_path, hub_cache, capsys):

@@ -108,6 +108,8 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
         repo, inner = reference
         archives = _open(*_fetch_files(_list_files(name), inner, medium))
         is_file = inner is not None and any(archive.path.match(inner) for archive in archives)
+    if any("fingerprint" in archive.metadata for archive in archives):  # those that exports of several sizes share
+        raise CheckpointError(f"{name}: has the weights of an export, which is no VAE; give the VAE that was exported.")
     files = [archive.path for archive in archives]
     config_files = [file.with_name(config) for file in files for config in file_config_names(file.name)]
     folders = dict.fromkeys([file.parent for file in files] + ([path] if is_folder else []))

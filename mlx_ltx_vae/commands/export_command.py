@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
@@ -37,9 +38,9 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> None:
-    names = [f"{arguments.output.rstrip('/')}/{width}x{height}" for width, height in arguments.size]
-    folders = dict(zip(names, arguments.size, strict=True))
-    if len(folders) == 1:
+    sizes = dict.fromkeys(arguments.size)
+    folders = {os.path.join(arguments.output, f"{width}x{height}"): (width, height) for width, height in sizes}
+    if is_single := len(sizes) == 1:
         folders = {arguments.output: arguments.size[0]}
     existing = {name: files for name in folders if (files := find_exported(Path(name)))}
     reports: list[dict[str, Any]] = []
@@ -52,10 +53,10 @@ def _export(arguments: argparse.Namespace) -> None:
     elif existing and not (arguments.overwrite or ask_to_replace([*existing], len(folders))):
         raise existing_outputs_error([*existing], len(folders))
     for name in folders:
-        check_new_folder(name, existing.get(name, ()), makes_folders=len(names) > 1)
+        check_new_folder(name, existing.get(name, ()), makes_folders=not is_single)
     if folders:
         replaced = existing.keys() & folders.keys()
-        reports += _export_folders(arguments, folders, replaced, shares_weights=len(names) > 1)
+        reports += _export_folders(arguments, folders, replaced, shares_weights=not is_single)
     if arguments.json:
         print_report(json.dumps(reports[0] if len(reports) == 1 else {"exports": reports}))
 
