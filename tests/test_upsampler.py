@@ -298,6 +298,10 @@ def test_latents_that_do_not_fit_are_refused(models, clip):
         upsampler.upscale(mx.where(mx.arange(clip.size).reshape(clip.shape) == 3, mx.nan, clip), statistics=vae)
     with pytest.raises(PlanError, match=r"was made for latents \(1, 64, 2, 4, 5\); these are \(1, 64, 3, 4, 5\)"):
         upsampler.upscale(clip, statistics=vae, plan=upsampler.plan((1, 64, 2, 4, 5)))
+    for order in ("time", "rows"):
+        plan = vae.plan(clip.shape, mode="exact", order=order)
+        with pytest.raises(PlanError, match=r"the plan is exact, of a decode; give one of LatentUpsampler\.plan"):
+            upsampler.upscale(clip, statistics=vae, plan=plan)
 
 
 def test_a_plan_is_one_pass_and_states_the_longest_clip_that_fits(models):
