@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import add, sub
 from pathlib import Path
@@ -107,15 +107,13 @@ class Functions:
 class _Step:
     """Traced step: its call, if it has outputs, its outputs as empty arrays, and what becomes of the caches.
 
-    `unused` are names of arrays that no later call takes. In `caches`, counts are differences. `numbers` are those of
-    the call by the names that are unused after it.
+    `unused` are names of arrays that no later call takes. In `caches`, counts are differences.
     """
 
     call: Call | None
     outputs: Arrays
     unused: tuple[str, ...]
     caches: list[CacheState]
-    numbers: dict[tuple[str, ...], int] = field(default_factory=dict)
 
 
 class _Recorder(Schedule):
@@ -205,10 +203,8 @@ class _Recorder(Schedule):
         unused = self.unused = self.unused + step.unused
         if step.call is None:
             return step
-        if unused not in step.numbers:
-            call = json.dumps({**step.call, "unused": unused})
-            step.numbers[unused] = self.program.setdefault(call, len(self.program))
-        self.calls.append(step.numbers[unused])
+        call = json.dumps({**step.call, "unused": unused})
+        self.calls.append(self.program.setdefault(call, len(self.program)))
         self.unused = ()
         return step
 
