@@ -415,7 +415,8 @@ def export_network(
                 mx.save_safetensors(str(output.path / _WEIGHTS), arrays, metadata)
     path = output.target / _WEIGHTS if has_weights else shared_path
     if has_weights and shares_weights and not os.path.lexists(shared_path):
-        path = path.rename(shared_path)
+        with writing_to(shared_path):
+            path = path.rename(shared_path)
     weight_bytes = sum(array.nbytes for array in arrays.values())
     return Export(str(output.target), plan, len(functions), functions.num_bytes, str(path), weight_bytes, reader)
 
