@@ -419,6 +419,8 @@ def test_several_sizes_share_their_weights(golden, tmp_path, capsys):
     expected = np.array(vae.decode(latents))
     frames = run_floats(PYTHON, folder / "64x64", latents, expected.shape)
     assert np.abs(frames - expected).max() <= tolerance(TOLERANCE)
+    code, _, error = run(PYTHON, folder, latents)
+    assert code == 1 and "exported: has no decode.json; name that of a size, 64x64, 96x64." in error
     for model in (folder, folder / "weights.safetensors"):
         with pytest.raises(CheckpointError, match=r"has the weights of an export, which is no VAE"):
             VideoVAE.from_pretrained(model)
@@ -430,10 +432,28 @@ def test_several_sizes_share_their_weights(golden, tmp_path, capsys):
     text = capsys.readouterr().out
     assert text.startswith(f"{folder}/64x64: skipped") and "; shared weights of " in text
     assert before == (weights.stat().st_mtime_ns, (folder / "64x64" / "decode.json").stat().st_mtime_ns)
-    weights.write_bytes(b"of the user")
-    assert run_command("export", [*line, "--size", "64x64", "--size", "64x96", "-y", "-q"]) == 0
-    assert weights.read_bytes() == b"of the user"
-    assert (folder / "64x64" / "weights.safetensors").exists() and (folder / "64x96" / "weights.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_a_file_above_an_export_is_not_replaced_by_its_weights(golden, tmp_path, monkeypatch):
+    vae = load(golden, "small_ltx2_3")
+    (tmp_path / "weights.safetensors").write_bytes(b"of the user")
+    exported = vae.export(tmp_path / "small", size_of(vae), shares_weights=True)
+    assert exported.weights == str(tmp_path / "small" / "weights.safetensors")
+    assert (tmp_path / "weights.safetensors").read_bytes() == b"of the user"
+    vae.export(tmp_path / "small", size_of(vae), shares_weights=True, overwrite=True)
+    assert Path(exported.weights).exists()
+    (tmp_path / "weights.safetensors").unlink()
+    rename = Path.rename
+
+    def refuse(path, target):
+        if Path(target) == tmp_path / "weights.safetensors":
+            raise PermissionError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(LTXVAEError, match=r"weights\.safetensors: cannot be written \(Permission denied"):
+        vae.export(tmp_path / "small", size_of(vae), shares_weights=True, overwrite=True)
 
 
 @pytest.mark.slow
