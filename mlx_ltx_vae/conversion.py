@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from . import __version__
 from .audio_vae import AudioVAE
-from .backend.mlx_utils import count_nonfinite, dtype_name, max_difference, psnr, to_bool, to_float
+from .backend.mlx_utils import count_nonfinite, disk_errors, dtype_name, max_difference, psnr, to_bool, to_float
 from .checkpoint import VERSION_KEY, Checkpoint, open_checkpoint
 from .checkpoint.weight_files import WEIGHT_LAYOUT_KEY, WeightLayout
 from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
@@ -267,9 +267,7 @@ def check_folder_name(folder: str | os.PathLike) -> None:
     """Check that a name is not a file's, unless it ends in "/"; raise a `WriterError` otherwise."""
     name = os.fspath(folder)
     if name.lower().endswith(_FILE_ENDINGS) and not os.path.isdir(name):
-        raise WriterError(
-            f"{name}: is the name of a file, and a conversion is a folder; leave out {Path(name).suffix}."
-        )
+        raise WriterError(f"{name}: is the name of a file, and the output is a folder; leave out {Path(name).suffix}.")
 
 
 def write_weights(
@@ -292,10 +290,8 @@ def write_weights(
     metadata = {"format": "mlx", WEIGHT_LAYOUT_KEY: WeightLayout.CHANNELS_LAST.value, "config": config}
     if (version := checkpoint.stated_version) is not None:  # its name states it, and the folder has another one
         metadata[VERSION_KEY] = ".".join(map(str, version))
-    try:
+    with disk_errors():
         mx.save_safetensors(str(path), tensors, metadata)
-    except RuntimeError as error:
-        raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
     return WrittenWeights(
         tensors=len(tensors),
         parameters=sum(array.size for array in tensors.values()),

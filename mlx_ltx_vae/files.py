@@ -801,10 +801,13 @@ def check_empty_folder(target: Path, replaced: Collection[str] = ()) -> None:
         raise WriterError(f"{target}: already exists and is not an empty folder; remove it or choose another name.")
 
 
-def check_new_folder(name: str, replaced: Collection[str] = ()) -> None:
-    """Raise a `WriterError` if a folder cannot be made, or filled if it is empty but for `replaced` files."""
+def check_new_folder(name: str, replaced: Collection[str] = (), *, makes_folders: bool = False) -> None:
+    """Raise a `WriterError` if a folder cannot be made, or filled if it is empty but for `replaced` files.
+
+    With `makes_folders` those above it that are missing can be made.
+    """
     check_empty_folder(Path(name), replaced)
-    check_folder(name, Path(name))
+    check_folder(name, Path(name), makes_folders=makes_folders)
 
 
 @contextmanager

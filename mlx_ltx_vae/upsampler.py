@@ -3,6 +3,7 @@
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from .options import PlanOptions
 from .pipeline.execution import Execution, ExecutionState, arrays_released
 from .pipeline.progress import Progress, open_bar
 from .pipeline.sources import Source
-from .planning.plan import DecodePlan, check_plan
+from .planning.plan import DecodePlan, Mode, check_plan
 from .planning.planner import plan_decode
 from .units import format_count
 
@@ -86,11 +87,9 @@ class LatentUpsampler(OpenedVAE[Config]):
             return replace(plan, memory=replace(plan.memory, work=work))
 
         def is_too_long(frames: int) -> bool:
-            try:
-                plan(frames)
-            except PlanError:
-                return True
-            return False
+            with suppress(PlanError):
+                return not plan(frames)
+            return True
 
         try:
             return plan(shape.frames)
@@ -128,6 +127,8 @@ class LatentUpsampler(OpenedVAE[Config]):
         check_plan(plan, DecodePlan)
         if plan.latent_shape != latents.shape:
             raise PlanError(f"the plan was made for latents {tuple(plan.latent_shape)}; these are {latents.shape}.")
+        if plan.mode is not Mode.SINGLE:
+            raise PlanError(f"the plan is {plan.mode.value}, of a decode; give one of LatentUpsampler.plan, or none.")
         check_finite(latents, "the latents")
         network, state = self._get(_NETWORK), ExecutionState(work=plan.multiply_adds)
         inputs = vae_statistics.denormalize(latents).transpose(0, 2, 3, 4, 1).astype(network.dtype)

@@ -563,7 +563,7 @@ class VideoVAE(OpenedVAE[Config]):
         encoder: bool = False,
         reader: ReaderName = "mlx",
         memory_budget: str | int | None = None,
-        weights: bool = True,
+        shares_weights: bool = False,
         overwrite: bool = False,
         **options: "Unpack[ExportKeywords]",
     ) -> Export:
@@ -581,8 +581,8 @@ class VideoVAE(OpenedVAE[Config]):
             reader: what runs the functions: "mlx-swift", "mlx-c" or "mlx-rs", or "mlx" for the MLX that is installed
                 here. It determines the format of the files, and the memory that is planned.
             memory_budget: as in `plan`, without which each layer takes its usual number of frames at a time.
-            weights: whether to write `weights.safetensors`, which is the same file for all sizes unless the VAE adds
-                noise to its layers.
+            shares_weights: whether `weights.safetensors` is in the folder above, for exports of other sizes in other
+                folders there. An export whose weights differ has its own: maps of noise belong to a size.
             seed, timestep, noise_scale, like: as in `stream`, fixed in the functions.
 
         Raises:
@@ -592,20 +592,31 @@ class VideoVAE(OpenedVAE[Config]):
         """
         check_names("an export", options, ExportKeywords)
         network: NetworkHandle[Any] = self._network("encoder" if encoder else "decoder")
-        target = find_reader(reader)
-        machine = replace(self._machine(network.dtype), bounds_winograd=target.bounds_winograd)
-        plan = plan_export(network.spec, self.config.scale, machine, check_size(size), memory_budget, encoder=encoder)
+        plan = self.plan_export(size, encoder=encoder, reader=reader, memory_budget=memory_budget)
         decode_options = DecodeOptions(**cast(dict[str, Any], options))
         return export_network(
             network.get(),
             plan,
             decode_options,
             folder,
-            weights=weights,
+            shares_weights=shares_weights,
             generation=self.config.generation,
-            reader=target,
+            reader=find_reader(reader),
             overwrite=overwrite,
         )
+
+    def plan_export(
+        self,
+        size: str | Size,
+        *,
+        encoder: bool = False,
+        reader: ReaderName = "mlx",
+        memory_budget: str | int | None = None,
+    ) -> Plan:
+        """Return the plan of an export. Arguments and errors are those of `export`."""
+        network: NetworkHandle[Any] = self._network("encoder" if encoder else "decoder")
+        machine = replace(self._machine(network.dtype), bounds_winograd=find_reader(reader).bounds_winograd)
+        return plan_export(network.spec, self.config.scale, machine, check_size(size), memory_budget, encoder=encoder)
 
     def encode(
         self,

@@ -48,7 +48,7 @@ def verify_paths(source, converted, only=None) -> Verification:
 def test_a_folder_is_not_named_like_a_file(golden, tmp_path):
     source, path = golden("conv_16x16x4").checkpoint, tmp_path / "out.safetensors"
     for name in (path, str(path), tmp_path / "x.JSON"):
-        with pytest.raises(WriterError, match="is the name of a file, and a conversion is a folder; leave out"):
+        with pytest.raises(WriterError, match="is the name of a file, and the output is a folder; leave out"):
             convert(source, name)
     assert names_in(tmp_path) == []
     convert(source, tmp_path / "ltx-2.3")

@@ -403,15 +403,80 @@ def test_functions_hold_no_weights(small):
     assert max(sizes) < 50_000 < largest
 
 
+def test_several_sizes_share_their_weights(golden, tmp_path, capsys):
+    vae, folder = load(golden, "small_ltx2_3"), tmp_path / "new" / "exported"
+    line = ["-m", str(golden("small_ltx2_3").checkpoint), "-o", str(folder), "--dtype", "float32"]
+    assert mlx_ltx_vae(["export", *line, "--size", "96x64", "--size", "64x64", "--json"]) == 0
+    reports = json.loads(capsys.readouterr().out)["exports"]
+    assert [Path(report["folder"]).name for report in reports] == ["96x64", "64x64"]
+    assert {report["weights"] for report in reports} == {str(folder / "weights.safetensors")}
+    assert sorted(path.name for path in folder.iterdir()) == ["64x64", "96x64", "weights.safetensors"]
+    assert not [*folder.glob("*/*.safetensors")]
+    latents = make_latents(vae, 2, (2, 2))
+    expected = np.array(vae.decode(latents))
+    frames = run_floats(PYTHON, folder / "64x64", latents, expected.shape)
+    assert np.abs(frames - expected).max() <= tolerance(TOLERANCE)
+    code, _, error = run(PYTHON, folder, latents)
+    assert code == 1 and "exported: has no decode.json; name that of a size, 64x64, 96x64." in error
+    for model in (folder, folder / "weights.safetensors"):
+        with pytest.raises(CheckpointError, match=r"has the weights of an export, which is no VAE"):
+            VideoVAE.from_pretrained(model)
+    weights = folder / "weights.safetensors"
+    before = weights.stat().st_mtime_ns, (folder / "64x64" / "decode.json").stat().st_mtime_ns
+    assert mlx_ltx_vae(["export", *line, "--size", "64x64", "--size", "64x96"]) == 1
+    assert "64x64: already exists; add -y to replace it, or -n to skip it." in capsys.readouterr().err
+    assert mlx_ltx_vae(["export", *line, "--size", "64x64", "--size", "64x96", "-n"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"{folder}/64x64: skipped") and "; shared weights of " in text
+    assert before == (weights.stat().st_mtime_ns, (folder / "64x64" / "decode.json").stat().st_mtime_ns)
+
+
+@pytest.mark.slow
+def test_a_file_above_an_export_is_not_replaced_by_its_weights(golden, tmp_path, monkeypatch):
+    vae = load(golden, "small_ltx2_3")
+    (tmp_path / "weights.safetensors").write_bytes(b"of the user")
+    exported = vae.export(tmp_path / "small", size_of(vae), shares_weights=True)
+    assert exported.weights == str(tmp_path / "small" / "weights.safetensors")
+    assert (tmp_path / "weights.safetensors").read_bytes() == b"of the user"
+    vae.export(tmp_path / "small", size_of(vae), shares_weights=True, overwrite=True)
+    assert Path(exported.weights).exists()
+    (tmp_path / "weights.safetensors").unlink()
+    rename = Path.rename
+
+    def refuse(path, target):
+        if Path(target) == tmp_path / "weights.safetensors":
+            raise PermissionError(13, "Permission denied")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(LTXVAEError, match=r"weights\.safetensors: cannot be written \(Permission denied"):
+        vae.export(tmp_path / "small", size_of(vae), shares_weights=True, overwrite=True)
+
+
+@pytest.mark.slow
+def test_sizes_with_noise_of_their_own_have_weights_of_their_own(golden, tmp_path):
+    vae = load(golden, "small_ltxv_0_9_1")
+    exports = [vae.export(tmp_path / str(n), size_of(vae, (2, n)), shares_weights=True) for n in (2, 3)]
+    assert [Path(exported.weights).parent for exported in exports] == [tmp_path, tmp_path / "3"]
+    for number, exported in zip((2, 3), exports, strict=True):
+        latents = make_latents(vae, 2, (2, number))
+        expected = np.array(vae.decode(latents))
+        frames = run_floats(PYTHON, exported.folder, latents, expected.shape)
+        assert np.abs(frames - expected).max() <= tolerance(TOLERANCE)
+
+
 @pytest.mark.slow
 def test_weights_can_be_those_of_another_size(small, tmp_path, cpp):
     vae, folder = small
-    exported = vae.export(tmp_path / "wide", size_of(vae, (2, 4)), weights=False)
-    assert exported.weight_bytes == 0 and not (tmp_path / "wide" / "weights.safetensors").exists()
+    shutil.copy(folder / "weights.safetensors", tmp_path)  # beside the folders of several sizes
+    exported = vae.export(tmp_path / "wide", size_of(vae, (2, 4)), shares_weights=True)
+    assert exported.weights == str(tmp_path / "weights.safetensors")
+    assert not (tmp_path / "wide" / "weights.safetensors").exists()
+    (tmp_path / "weights.safetensors").unlink()
     latents = make_latents(vae, 2, (2, 4))
     code, _, error = run(PYTHON, tmp_path / "wide", latents)
     assert code == 1 and "weights.safetensors: is missing; copy it" in error
-    shutil.copy(folder / "weights.safetensors", tmp_path)  # beside the folders of several sizes
+    shutil.copy(folder / "weights.safetensors", tmp_path)
     expected = np.array(vae.decode(latents))
     for program in (PYTHON, cpp):
         frames = run_floats(program, tmp_path / "wide", latents, expected.shape)
@@ -467,6 +532,13 @@ def test_the_command_exports(golden, tmp_path, capsys):
     assert "exported: already exists; add -y to replace it, or -n to skip it." in capsys.readouterr().err
 
 
+def test_a_size_given_twice_is_one(tmp_path):
+    line = ["-m", str(demo.VAE), "-o", str(tmp_path / "exported"), "-q"]
+    assert mlx_ltx_vae(["export", *line, "--size", "32x32", "--size", "32x32"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["exported"]
+    assert (tmp_path / "exported" / "weights.safetensors").exists()
+
+
 def test_the_command_replaces_or_skips_an_export_and_nothing_else(golden, tmp_path, hub_cache, capsys):
     folder = tmp_path / "exported"
     line = ["-m", str(golden("small_ltx2_3").checkpoint), "-o", str(folder), "--size"]
@@ -483,10 +555,30 @@ def test_the_command_replaces_or_skips_an_export_and_nothing_else(golden, tmp_pa
     assert mlx_ltx_vae(["export", *line, "64x64", "-y", "-q"]) == 0
     assert json.loads((folder / "decode.json").read_text())["frames"] == [64, 64]
     assert not (folder / "999.mlxfn").exists()
+    for name, content in (("decode.json", "{}"), ("weights.safetensors", "a VAE of the user")):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / name).write_text(content)
+    assert mlx_ltx_vae(["export", *line[:3], str(tmp_path / "other"), "--size", "64x64", "-y"]) == 1
+    assert "other: already exists and is not an empty folder" in capsys.readouterr().err
     (folder / "notes.txt").write_text("mine")
     assert mlx_ltx_vae(["export", *line, "64x96", "-y"]) == 1
     assert "already exists and is not an empty folder" in capsys.readouterr().err
     assert json.loads((folder / "decode.json").read_text())["frames"] == [64, 64]
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "problem"),
+    [
+        ("ltx-2.3", ["--size", "64x65"], "64x65 does not fit the latent grid"),
+        ("ltx-2.3", ["--size", "768x512", "--size", "1280x704", "--memory-budget", "1GB"], "the least that works is"),
+        ("ltx-2.3", ["--size", "768x512", "--memory-budget", "1GB", "--encoder"], "the least that works is"),
+        ("ltx-2.5-diffusion", ["--size", "64x64"], "export LTX-2.5's conv decoder"),
+    ],
+)
+def test_errors_of_a_plan_come_before_a_download(tmp_path, monkeypatch, hub_cache, capsys, model, options, problem):
+    monkeypatch.setattr(sys.modules["mlx_ltx_vae.checkpoint.locate"], "_fetch_model", None)
+    assert mlx_ltx_vae(["export", "-m", model, "-o", str(tmp_path / "exported"), *options]) == 1
+    assert problem in capsys.readouterr().err
 
 
 def test_an_export_is_no_vae_and_commands_say_what_it_is(small, changed, tmp_path, capsys):

@@ -231,15 +231,15 @@ def test_a_new_family_is_a_folder_and_an_entry_in_the_table(path, tmp_path):
     for name in ("benchmarks", "mlx_ltx_vae", "weights_convert"):
         shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "assets"))
     shutil.copy(root / "pyproject.toml", copy)
-    models = copy / "mlx_ltx_vae" / "models"
-    (models / "toy").mkdir()
-    (models / "toy" / "__init__.py").touch()
-    shutil.copy(toy_family.__file__, models / "toy" / "family.py")
-    table = (models / "families.py").read_text()
+    networks = copy / "mlx_ltx_vae" / "networks"
+    (networks / "toy").mkdir()
+    (networks / "toy" / "__init__.py").touch()
+    shutil.copy(toy_family.__file__, networks / "toy" / "family.py")
+    table = (networks / "families.py").read_text()
     table = table.replace("\nfrom .video_vae", "\nfrom .toy.family import TOY\nfrom .video_vae").replace(
         "AUDIO_VAE)", "AUDIO_VAE, TOY)"
     )
-    (models / "families.py").write_text(table)
+    (networks / "families.py").write_text(table)
 
     said = run(copy, "-m", "mlx_ltx_vae.info", str(path), "--json")
     assert json.loads(said.stdout)["generation"] == "toy", said.stderr
@@ -247,7 +247,7 @@ def test_a_new_family_is_a_folder_and_an_entry_in_the_table(path, tmp_path):
     checked = run(copy, *lint)
     assert checked.returncode == 0, checked.stdout
     with (copy / "mlx_ltx_vae" / "checkpoint" / "locate.py").open("a") as file:
-        file.write("\nfrom ..models.toy.family import TOY\n")
+        file.write("\nfrom ..networks.toy.family import TOY\n")
     checked = run(copy, *lint)
     assert checked.returncode == 1
     assert "Networks are known by their families only BROKEN" in checked.stdout

@@ -183,6 +183,24 @@ def test_a_file_without_a_configuration_is_opened_where_its_tensors_tell_it(name
         assert LatentUpsampler.from_pretrained(path).config == stated
 
 
+@pytest.mark.parametrize("dims", [2, 3])
+def test_dims_may_be_a_float_as_a_scale_may_be_whole(dims, tmp_path):
+    config = make_config(dims=dims, scale=1.5)
+    path = write(tmp_path / "up.safetensors", make_weights(config), config | {"dims": float(dims)})
+    latents = numbers((1, 8, 2, 3, 4))
+    expected = upscale(open_upsampler(tmp_path / "stated.safetensors", config), latents)
+    assert np.array_equal(upscale(LatentUpsampler.from_pretrained(path), latents), expected)
+
+
+def test_several_upsamplers_in_a_folder_are_an_error_that_lists_them(tmp_path):
+    for name in ("a", "b"):
+        open_upsampler(tmp_path / f"{name}.safetensors", make_config())
+    with pytest.raises(
+        CheckpointError, match=r"several files contain a latent upsampler; give one of a\.safetensors, b"
+    ):
+        LatentUpsampler.from_pretrained(tmp_path)
+
+
 def test_weights_of_mlx_and_names_with_a_prefix_are_read(tmp_path):
     config, latents = CONFIGS["x1.5"], numbers((1, 8, 2, 3, 4))
     weights = make_weights(config)
@@ -277,6 +295,10 @@ def test_latents_that_do_not_fit_are_refused(models, clip):
         upsampler.upscale(mx.where(mx.arange(clip.size).reshape(clip.shape) == 3, mx.nan, clip), statistics=vae)
     with pytest.raises(PlanError, match=r"was made for latents \(1, 64, 2, 4, 5\); these are \(1, 64, 3, 4, 5\)"):
         upsampler.upscale(clip, statistics=vae, plan=upsampler.plan((1, 64, 2, 4, 5)))
+    for order in ("time", "rows"):
+        plan = vae.plan(clip.shape, mode="exact", order=order)
+        with pytest.raises(PlanError, match=r"the plan is exact, of a decode; give one of LatentUpsampler\.plan"):
+            upsampler.upscale(clip, statistics=vae, plan=plan)
 
 
 def test_a_plan_is_one_pass_and_states_the_longest_clip_that_fits(models):
@@ -416,6 +438,9 @@ def test_without_a_vae_the_command_says_which_one_to_give(models, clip, capsys, 
     assert "missing.safetensors: " in capsys.readouterr().err
     assert run("clip.safetensors", "-m", "ltx-2.3", "--vae", demo.VAE, "-o", "a.safetensors") == 1
     assert "give one of ltx-2.3-upscaler-x2" in capsys.readouterr().err
+    for model, vae in (("ltx-2.3-upscaler-x2", "missing.safetensors"), ("missing.safetensors", "ltx-2.3")):
+        assert run("clip.safetensors", "-m", model, "--vae", vae, "-o", "a.safetensors") == 1
+        assert "missing.safetensors: there is no such file" in capsys.readouterr().err
 
 
 def test_several_files_a_folder_skips_and_a_plan(models, clip, capsys):

@@ -185,7 +185,7 @@ WRONG = [
     (convert, "", "SOURCE is missing"),
     (convert, "vae", "-o FOLDER is missing"),
     *(
-        (convert, f"vae -o out{ending}", f"out{ending}: is the name of a file, and a conversion is a folder; leave out")
+        (convert, f"vae -o out{ending}", f"out{ending}: is the name of a file, and the output is a folder; leave out")
         for ending in (".safetensors", ".SAFETENSORS", ".json", ".gguf", ".npz", ".pt")
     ),
     (convert, f"{CONVERT} --dtype float8", "--dtype: invalid choice: 'float8'"),

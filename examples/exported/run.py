@@ -33,7 +33,9 @@ class Exported:
     def __init__(self, folder, name="decode"):
         path = folder / f"{name}.json"
         if not path.exists():
-            raise ExportError(f"{folder}: has no {path.name}; export it with mlx_ltx_vae export.")
+            sizes = sorted(size.parent.name for size in folder.glob(f"*/{path.name}"))
+            remedy = f"name that of a size, {', '.join(sizes)}" if sizes else "export it with mlx_ltx_vae export"
+            raise ExportError(f"{folder}: has no {path.name}; {remedy}.")
         self.folder, self.program, self.functions = folder, json.loads(path.read_text()), {}
         if self.program["format"] != FORMAT:
             raise ExportError(f"{path}: has format {self.program['format']}, and this program reads {FORMAT}.")

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import LTXVAEError, suggest
 from .machine import READERS, Backend, Reader
+from .mlx_utils import disk_errors
 
 MLX_VERSION: str = getattr(mx, "__version__")  # noqa: B009 - not in MLX's stubs
 _CPU, _GPU = 0, 1  # MLX's device types
@@ -55,13 +56,12 @@ def write_function(
         LTXVAEError: if MLX cannot export it, or writes another format.
     """
     try:
-        mx.export_function(str(path), function, *arguments)
+        with disk_errors():
+            mx.export_function(str(path), function, *arguments)
     except ValueError as error:
         if "Unable to serialize" not in str(error):
             raise
         raise LTXVAEError(f"MLX {MLX_VERSION} cannot export this network: {error}.") from error
-    except RuntimeError as error:
-        raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
     try:
         content = rewrite(path.read_bytes(), _CPU if backend is Backend.CPU else _GPU, file_format)
     except (IndexError, struct.error) as error:

@@ -30,6 +30,15 @@ def dtype_name(dtype: mx.Dtype | np.dtype) -> str:
     return str(dtype).rpartition(".")[2]
 
 
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raise MLX's errors of the block as an `OSError`: it writes files, and the disk may be full."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
+
+
 def parse_dtype(dtype: GivenDtype) -> DtypeName | None:
     """Return the name of a dtype. Raises a `CheckpointError` if no network can have it."""
     name = dtype_name(dtype) if isinstance(dtype, mx.Dtype) else dtype

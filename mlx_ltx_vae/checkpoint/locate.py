@@ -44,7 +44,8 @@ _ADDRESS = re.compile(
     r"(?:/(?:blob|resolve|tree)/[^/]+(?=[/?#]|$))?(?:/([^?#]+?))?/?(?:[?#].*)?"
 )
 _FILE_ENDINGS = (".safetensors", ".json", ".ckpt", ".pt", ".pth", ".bin", ".pkl", ".gguf", ".npy", ".npz", ".latent")
-_EXPORT = ("decode.json", "encode.json", "weights.safetensors")  # files of an exported decode or encode
+#: Files of an exported decode or encode, beside its functions.
+EXPORT_FILES = ("decode.json", "encode.json", "weights.safetensors")
 _LONGEST_NAME = 40  # characters of a mistyped short name
 _LISTING_TIMEOUT = 20.0  # seconds
 
@@ -107,6 +108,8 @@ def locate(source: str | os.PathLike, medium: Medium = PICTURES) -> Location:
         repo, inner = reference
         archives = _open(*_fetch_files(_list_files(name), inner, medium))
         is_file = inner is not None and any(archive.path.match(inner) for archive in archives)
+    if any("fingerprint" in archive.metadata for archive in archives):  # those that exports of several sizes share
+        raise CheckpointError(f"{name}: has the weights of an export, which is no VAE; give the VAE that was exported.")
     files = [archive.path for archive in archives]
     config_files = [file.with_name(config) for file in files for config in file_config_names(file.name)]
     folders = dict.fromkeys([file.parent for file in files] + ([path] if is_folder else []))
@@ -119,8 +122,8 @@ def read_export(path: Path) -> dict[str, Any] | None:
 
     `None` for other paths.
     """
-    folder = path.parent if path.name in _EXPORT else path
-    for name in _EXPORT[:2]:
+    folder = path.parent if path.name in EXPORT_FILES else path
+    for name in EXPORT_FILES[:2]:
         with suppress(OSError, ValueError, RecursionError, AttributeError):  # the last of JSON that is no object
             content = json.loads(read_small_file(folder / name, MAX_HEADER_BYTES))
             if {"format", "fingerprint", "calls"} <= content.keys():
@@ -222,7 +225,8 @@ def _open_folder(folder: Path, medium: Medium) -> list[Archive]:
         names = prefer_convolutional(names)
     if len(names) > 1:
         listing = list_some(names)
-        raise CheckpointError(f"{folder}: several files contain a VAE; give one of {listing}, as {folder}:FILE.")
+        noun = "a VAE" if medium is PICTURES else medium.noun
+        raise CheckpointError(f"{folder}: several files contain {noun}; give one of {listing}, as {folder}:FILE.")
     if names:
         return archives_by_name[names[0]]
     if failures:

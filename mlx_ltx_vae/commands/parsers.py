@@ -324,14 +324,15 @@ def export_parser() -> CommandParser:
         "programs in C++, Swift or Python run without this package: see docs/export.md.",
         epilog=examples(
             "python -m mlx_ltx_vae export -m ltx-2.3 -o out --size 768x512",
-            "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --backend metal",
+            "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --size 512x768",
             "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --for mlx-swift",
         ),
     )
     model = f"checkpoint file, folder, name (ltx-2.3), or hub id (default: {MODEL_VARIABLE})"
     parser.add_argument("-m", "--model", metavar="VAE", help=model)
     parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; new or empty, without -y")
-    parser.add_argument("--size", type=frame_size, metavar="WxH", help="size of the videos, multiples of 32")
+    size = "size of the videos, multiples of 32; repeatable, for a folder of each size in -o, with shared weights"
+    parser.add_argument("--size", action="append", type=frame_size, metavar="WxH", help=size)
     readers = "what runs the functions: their format, and the memory that is planned (default: mlx, as installed here)"
     parser.add_argument("--for", dest="reader", choices=get_args(ReaderName), default="mlx", help=readers)
     encoder = "export the encode, of frames to latents"
@@ -342,8 +343,6 @@ def export_parser() -> CommandParser:
     parser.add_argument("--dtype", choices=get_args(DtypeName), help=precision)
     budget = "the most memory of a decode, weights included, such as 8GB; refuses a size that takes more"
     parser.add_argument("--memory-budget", type=memory_budget, metavar="SIZE", help=budget)
-    weights = "leave out weights.safetensors, where an export of another size has it"
-    parser.add_argument("--no-weights", dest="weights", action="store_false", help=weights)
     add_noise_options(parser)
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument(

@@ -63,8 +63,11 @@ class UpscaleJob(Job):
         return LatentUpsampler.is_remote(self.arguments.model) or VideoVAE.is_remote(self.arguments.vae)
 
     def open(self) -> LatentUpsampler:
+        if not (is_remote := VideoVAE.is_remote(self.arguments.vae)):  # what is here has its errors before a download
+            self.latents_vae = VideoVAE.from_pretrained(self.arguments.vae)
         upsampler = LatentUpsampler.from_pretrained(self.arguments.model, dtype=self.dtype)
-        self.latents_vae = VideoVAE.from_pretrained(self.arguments.vae)
+        if is_remote:
+            self.latents_vae = VideoVAE.from_pretrained(self.arguments.vae)
         upsampler.find_statistics(self.latents_vae)
         return upsampler
 
@@ -152,14 +155,12 @@ class UpscaleTask(Task):
 
     def _read_audio(self, output: str) -> mx.array | None:
         """Return the audio latents of the file, which stay as they are, or `None`; warn if they cannot."""
-        audio, reason = self._file.find_audio(), ""
-        if is_for_comfyui(output):
-            reason = "a .latent file has none"
-        elif self._unnormalized or self._file.normalized is False:
-            reason = "they are unnormalized"
-        if audio is not None and reason:
-            warn(f"{audio.source}: its audio latents are left out, since {reason}.")
-        return None if audio is None or reason else audio.read_stored()
+        audio, is_comfyui = self._file.find_audio(), is_for_comfyui(output)
+        if audio is None or not (is_comfyui or self._unnormalized or self._file.normalized is False):
+            return None if audio is None else audio.read_stored()
+        reason = "a .latent file has none" if is_comfyui else "they are unnormalized"
+        warn(f"{audio.source}: its audio latents are left out, since {reason}.")
+        return None
 
     def _read_keyframes(self, output: str, shape: LatentShape, rate: int) -> Keyframes | None:
         """Return the keyframes of the file at the new rate, or `None`; warn if they do not fit the result."""

@@ -10,7 +10,8 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import add, sub
 from pathlib import Path
@@ -22,8 +23,10 @@ import numpy as np
 from ..backend.device import backend
 from ..backend.function_file import describe_function, write_function
 from ..backend.machine import Reader
-from ..backend.mlx_utils import dtype_name, take, tracing
-from ..errors import PlanError, WriterError, printable
+from ..backend.mlx_utils import disk_errors, dtype_name, take, tracing
+from ..checkpoint.locate import EXPORT_FILES, read_export
+from ..checkpoint.weight_files import open_archive
+from ..errors import CheckpointError, PlanError, WriterError, printable
 from ..files import expand_path, part_folder, writing_to
 from ..networks.base import Decoder, Encoder, Network
 from ..networks.noise import LatentNoise, draw, frame_noise
@@ -42,7 +45,7 @@ FORMAT = 1  # of decode.json
 _WHOLE = 2**31  # positions per step of a stage that takes whole pieces
 _NOISE = "noise."
 _INDEX = "index"  # of a latent frame, on which its noise depends
-_DESCRIPTIONS, _WEIGHTS = ("decode.json", "encode.json"), "weights.safetensors"  # names of files in the folder
+*_DESCRIPTIONS, _WEIGHTS = EXPORT_FILES
 
 Arrays = dict[str, mx.array]
 Call = dict[str, Any]  # the number of a function, and the names of arrays
@@ -104,15 +107,13 @@ class Functions:
 class _Step:
     """Traced step: its call, if it has outputs, its outputs as empty arrays, and what becomes of the caches.
 
-    `unused` are names of arrays that no later call takes. In `caches`, counts are differences. `numbers` are those of
-    the call by the names that are unused after it.
+    `unused` are names of arrays that no later call takes. In `caches`, counts are differences.
     """
 
     call: Call | None
     outputs: Arrays
     unused: tuple[str, ...]
     caches: list[CacheState]
-    numbers: dict[tuple[str, ...], int] = field(default_factory=dict)
 
 
 class _Recorder(Schedule):
@@ -202,10 +203,8 @@ class _Recorder(Schedule):
         unused = self.unused = self.unused + step.unused
         if step.call is None:
             return step
-        if unused not in step.numbers:
-            call = json.dumps({**step.call, "unused": unused})
-            step.numbers[unused] = self.program.setdefault(call, len(self.program))
-        self.calls.append(step.numbers[unused])
+        call = json.dumps({**step.call, "unused": unused})
+        self.calls.append(self.program.setdefault(call, len(self.program)))
         self.unused = ()
         return step
 
@@ -261,7 +260,8 @@ class _Recording:
         ends: list[list[int]] = []
         shapes: list[Any] = []
         stages = self._stages()
-        recorder = _Recorder(stages, self.tensors, self._functions, self._names)
+        names = ("frames", "latents") if isinstance(self._network, Encoder) else ("latents", "frames")
+        recorder = _Recorder(stages, self.tensors, self._functions, names)
         try:
             for index in range(MAX_WARM_UP):
                 step, end, cached = self._advance(stages, recorder, self._piece(index))
@@ -292,11 +292,6 @@ class _Recording:
         for cache, state in zip(recorder.caches, states, strict=True):
             cache.state = state
         return step, end, [(array.shape, array.dtype) for state in states for array in state.arrays]
-
-    @property
-    def _names(self) -> tuple[str, str]:
-        """Names of the input and of the output."""
-        return ("frames", "latents") if isinstance(self._network, Encoder) else ("latents", "frames")
 
     def _piece(self, index: int) -> mx.array:
         """Return an empty piece of the input: a latent frame, or its frames."""
@@ -332,33 +327,35 @@ class Export:
     plan: Plan
     functions: int
     function_bytes: int
-    weight_bytes: int  # 0 if it has no weights
+    weights: str  # the file, which is in the folder, or in the one above it
+    weight_bytes: int
     reader: Reader
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is known of it as a JSON-serializable dict."""
-        values = {name: getattr(self, name) for name in ("folder", "functions", "function_bytes", "weight_bytes")}
+        names = ("folder", "functions", "function_bytes", "weights", "weight_bytes")
+        values = {name: getattr(self, name) for name in names}
         values |= {"mlx": str(self.reader), "function_format": self.reader.file_format}
         return {**values, "width": self.plan.width, "height": self.plan.height, "peak_bytes": self.plan.peak_bytes}
 
     def __str__(self) -> str:
-        weights = format_bytes(self.weight_bytes) if self.weight_bytes else "not written"
+        is_shared = Path(self.weights).parent != Path(self.folder)
+        weights = f"{'shared ' * is_shared}weights of {format_bytes(self.weight_bytes)}"
         noun = "decodes" if isinstance(self.plan, DecodePlan) else "encodes"
         return (
             f"{printable(self.folder)}: {noun} of any length, for programs with MLX {self.reader}\n"
             f"video    frames of {format_size(*self.plan.frame_size)}\n"
-            f"files    {self.functions} functions of {format_bytes(self.function_bytes)}; weights {weights}\n"
+            f"files    {self.functions} functions of {format_bytes(self.function_bytes)}; {weights}\n"
             f"peak     {format_bytes(self.plan.peak_bytes)}, by time, one latent frame at a time"
         )
 
 
 def find_exported(folder: Path) -> list[str]:
     """Return the names of the files of an export that is in the folder, its description first."""
-    descriptions = [name for name in _DESCRIPTIONS if os.path.isfile(folder / name)]
-    if not descriptions:
+    if read_export(folder) is None:
         return []
-    names = (path.name for path in sorted(folder.iterdir()))
-    return descriptions + [name for name in names if name == _WEIGHTS or re.fullmatch(r"[0-9]+\.mlxfn", name)]
+    names = sorted((path.name for path in folder.iterdir()), key=lambda name: (name not in EXPORT_FILES, name))
+    return [name for name in names if name in EXPORT_FILES or re.fullmatch(r"[0-9]+\.mlxfn", name)]
 
 
 def export_network(
@@ -367,16 +364,21 @@ def export_network(
     options: DecodeOptions,
     folder: str | os.PathLike,
     *,
-    weights: bool,
+    shares_weights: bool,
     generation: str,
     reader: Reader,
     overwrite: bool = False,
 ) -> Export:
     """Write the functions, the weights and the description of decodes or encodes by the steps of a plan by time.
 
-    With `overwrite` they replace an export that is in the folder.
+    With `overwrite` they replace an export that is in the folder. With `shares_weights` the weights are in the folder
+    above it, unless it has other ones.
     """
     target = Path(expand_path(folder, WriterError)).resolve()
+    shared_path = target.parent / _WEIGHTS
+    if shares_weights:
+        with writing_to(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
     with part_folder(target, find_exported(target) if overwrite else ()) as output, writing_to(target):
         functions = Functions(output.path, reader.file_format)
         recording = _Recording(network, plan, options, functions)
@@ -406,14 +408,24 @@ def export_network(
         }
         name = _DESCRIPTIONS[isinstance(network, Encoder)]
         (output.path / name).write_text(json.dumps(content) + "\n", encoding="utf-8")
-        if weights:
+        has_weights = not shares_weights or _read_fingerprint(shared_path) != values_hash
+        if has_weights:
             metadata = {"format": "mlx", "fingerprint": values_hash}
-            try:
+            with disk_errors():
                 mx.save_safetensors(str(output.path / _WEIGHTS), arrays, metadata)
-            except RuntimeError as error:
-                raise OSError(f"{str(error).rstrip('.')}; check the free disk space") from error
-    weight_bytes = sum(array.nbytes for array in arrays.values()) if weights else 0
-    return Export(str(output.target), plan, len(functions), functions.num_bytes, weight_bytes, reader)
+    path = output.target / _WEIGHTS if has_weights else shared_path
+    if has_weights and shares_weights and not os.path.lexists(shared_path):
+        with writing_to(shared_path):
+            path = path.rename(shared_path)
+    weight_bytes = sum(array.nbytes for array in arrays.values())
+    return Export(str(output.target), plan, len(functions), functions.num_bytes, str(path), weight_bytes, reader)
+
+
+def _read_fingerprint(weights: Path) -> str | None:
+    """Return the fingerprint of a file of weights, or `None` if it is not there, or not one of an export."""
+    with suppress(CheckpointError):
+        return open_archive(weights).metadata.get("fingerprint")
+    return None
 
 
 def fingerprint(arrays: Arrays) -> str:

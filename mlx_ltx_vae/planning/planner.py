@@ -166,18 +166,12 @@ def plan_export(
 
 def _plan_largest(plan: Callable[[Grid], Plan], grid: Grid) -> Plan | None:
     """Return the plan of the largest smaller grid of about the same shape that has one, or `None`."""
-    for smaller in _smaller(grid):
+    longest = max(grid)
+    for cells in range(longest - 1, 0, -1):
+        rows, columns = (max(1, side * cells // longest) for side in grid[1:])
         with suppress(PlanError):
-            return plan(smaller)
+            return plan((1, rows, columns))
     return None
-
-
-def _smaller(grid: Grid) -> Iterator[Grid]:
-    """Yield smaller grids of about the same shape, from the largest on."""
-    _, rows, columns = grid
-    for cells in range(max(rows, columns) - 1, 0, -1):
-        height, width = (max(1, side * cells // max(rows, columns)) for side in (rows, columns))
-        yield 1, height, width
 
 
 class _Planner:

@@ -119,7 +119,7 @@ def _configure(
     subject, raw = f"{parts.source}: its configuration", dict(config or {})
     values = {key: value for key, value in read_config(raw, _KEYS, subject).items() if value is not None}
     values = _read_shapes(parts.networks[_NETWORK], parts.source) | values
-    mid, dims, in_time = values["mid_channels"], values["dims"], values["temporal_upsample"]
+    mid, dims, in_time = values["mid_channels"], int(values["dims"]), values["temporal_upsample"]  # "dims" may be 3.0
     factor, blur_stride = 2 if values["spatial_upsample"] else 1, None
     problem = None
     if mid % GROUPS:
