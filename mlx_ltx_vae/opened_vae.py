@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 ConfigT = TypeVar("ConfigT", bound=Config)
 
 
-class OpenedVAE(Generic[ConfigT]):
-    """Networks of a `VideoVAE` or an `AudioVAE`, and the statistics of their latents; or those of a `LatentUpsampler`.
+class OpenedNetworks(Generic[ConfigT]):
+    """Networks that were opened from the files of one model.
 
     Their layers, dtypes and statistics are known from the start. Weights are read when they are first used.
     """
@@ -59,47 +59,9 @@ class OpenedVAE(Generic[ConfigT]):
         self._keeps_dtype = keeps_dtype
 
     @classmethod
-    @abstractmethod
-    def from_pretrained(cls, *arguments: Any, **options: Any) -> "Self":
-        """Open the networks of a source."""
-
-    @classmethod
-    @abstractmethod
-    def published(cls, *arguments: Any, **options: Any) -> "Self":
-        """Return a published VAE without its files."""
-
-    @classmethod
     def is_remote(cls, source: str | None) -> bool:
         """Return whether the hub is asked for a source: for a name that is not in the cache, and for a hub id."""
         return is_remote(source, cls._MEDIUM)
-
-    @classmethod
-    def before_download(
-        cls, source: str, *, dtype: GivenDtype = None, encoder: bool = True, decoder: bool = True
-    ) -> "Self | None":
-        """Return what is known of a source that is not downloaded, as far as plans and checks of inputs need it.
-
-        A name of the table that is not in the cache is a published VAE with 0 and 1 as its statistics, and a hub id is
-        `None`. Other sources are opened, as by `from_pretrained`.
-        """
-        if not cls.is_remote(source):
-            return cls.from_pretrained(source, dtype=dtype, encoder=encoder, decoder=decoder)
-        model = find_model(source, cls._MEDIUM.kinds)
-        if model is None:
-            return None
-        vae = cls.published(model.name, dtype=dtype)
-        ones = mx.ones((vae.config.latent_channels,))
-        vae.mean, vae.std = 0 * ones, ones
-        return vae
-
-    @property
-    def decoder(self) -> Decoder | None:
-        """Decoder with its weights, or `None`."""
-        return self._get("decoder")
-
-    @decoder.setter
-    def decoder(self, decoder: Decoder | None) -> None:
-        self._set("decoder", decoder)
 
     def load(self) -> "Self":
         """Read the weights of all networks that have not been used, and return this VAE.
@@ -154,22 +116,6 @@ class OpenedVAE(Generic[ConfigT]):
         raise CheckpointError(f"{problem}, since {self.source.name} has none; load a file or folder that has one.")
 
     @property
-    def statistics(self) -> Statistics | None:
-        """Mean and standard deviation of its latents, or `None` for a VAE that has none."""
-        return None if self.mean is None or self.std is None else Statistics(self.mean, self.std)
-
-    @property
-    def latent_space(self) -> LatentSpace:
-        """Generation and fingerprint of its latents, for `save_latents(space=)`."""
-        statistics = self.statistics
-        generation = next(iter(self.source.generations), None)
-        return LatentSpace(generation, None if statistics is None else statistics.fingerprint)
-
-    def describe_mismatch(self, latents: LatentSpace) -> str | None:
-        """Say that latents belong to another VAE, as the end of a sentence about them. Returns `None` if they fit."""
-        return self.source.describe_mismatch(latents, self.latent_space)
-
-    @property
     def dtype(self) -> mx.Dtype:
         """Compute dtype of the decoder, or of the encoder if there is no decoder."""
         return self._network("decoder" if "decoder" in self._networks else "encoder").dtype
@@ -204,6 +150,64 @@ class OpenedVAE(Generic[ConfigT]):
         """Return the bytes of the weights that are in memory while the `running` networks run."""
         networks = self._networks.items()
         return sum(handle.num_bytes for name, handle in networks if name in running or handle.is_loaded)
+
+
+class OpenedVAE(OpenedNetworks[ConfigT]):
+    """Networks of a `VideoVAE` or an `AudioVAE`, and the statistics of their latents."""
+
+    @classmethod
+    @abstractmethod
+    def from_pretrained(cls, *arguments: Any, **options: Any) -> "Self":
+        """Open the networks of a source."""
+
+    @classmethod
+    @abstractmethod
+    def published(cls, *arguments: Any, **options: Any) -> "Self":
+        """Return a published VAE without its files."""
+
+    @classmethod
+    def before_download(
+        cls, source: str, *, dtype: GivenDtype = None, encoder: bool = True, decoder: bool = True
+    ) -> "Self | None":
+        """Return what is known of a source that is not downloaded, as far as plans and checks of inputs need it.
+
+        A name of the table that is not in the cache is a published VAE with 0 and 1 as its statistics, and a hub id is
+        `None`. Other sources are opened, as by `from_pretrained`.
+        """
+        if not cls.is_remote(source):
+            return cls.from_pretrained(source, dtype=dtype, encoder=encoder, decoder=decoder)
+        model = find_model(source, cls._MEDIUM.kinds)
+        if model is None:
+            return None
+        vae = cls.published(model.name, dtype=dtype)
+        ones = mx.ones((vae.config.latent_channels,))
+        vae.mean, vae.std = 0 * ones, ones
+        return vae
+
+    @property
+    def decoder(self) -> Decoder | None:
+        """Decoder with its weights, or `None`."""
+        return self._get("decoder")
+
+    @decoder.setter
+    def decoder(self, decoder: Decoder | None) -> None:
+        self._set("decoder", decoder)
+
+    @property
+    def latent_space(self) -> LatentSpace:
+        """Generation and fingerprint of its latents, for `save_latents(space=)`."""
+        statistics = self.statistics
+        generation = next(iter(self.source.generations), None)
+        return LatentSpace(generation, None if statistics is None else statistics.fingerprint)
+
+    def describe_mismatch(self, latents: LatentSpace) -> str | None:
+        """Say that latents belong to another VAE, as the end of a sentence about them. Returns `None` if they fit."""
+        return self.source.describe_mismatch(latents, self.latent_space)
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """Mean and standard deviation of its latents, or `None` for a VAE that has none."""
+        return None if self.mean is None or self.std is None else Statistics(self.mean, self.std)
 
 
 def described_network(vae: PublishedVAE | Checkpoint, network: str, dtype: mx.Dtype) -> NetworkHandle[Any] | None:

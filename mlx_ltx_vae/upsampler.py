@@ -19,7 +19,7 @@ from .errors import LatentsError, PlanError, option
 from .latents.formats import check_finite
 from .networks.base import UPSAMPLERS, Config, Statistics
 from .networks.specs import check_latent_shape
-from .opened_vae import OpenedVAE
+from .opened_vae import OpenedNetworks, OpenedVAE
 from .options import PlanOptions
 from .pipeline.execution import Execution, ExecutionState, arrays_released
 from .pipeline.progress import Progress, open_bar
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 (_NETWORK,) = UPSAMPLERS.networks
 
 
-class LatentUpsampler(OpenedVAE[Config]):
+class LatentUpsampler(OpenedNetworks[Config]):
     """Latent upsampler of LTX, which takes a clip in one piece, layer by layer, since its norms see all of it.
 
     ```python

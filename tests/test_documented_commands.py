@@ -123,6 +123,9 @@ def write_files(folder):
         sample_rate=16000,
     )
     Path("clips.csv").write_text("path\nclip.mov\n")
+    Path("clips").mkdir()
+    shutil.copy("clip.mp4", "clips")
+    Path("clips/clip.txt").write_text("a caption")
     models = (
         "ltx-2-19b-dev.safetensors",
         "ltx-2.5-video-vae-conv-bf16.safetensors",
@@ -158,9 +161,14 @@ def folder(files, tmp_path, monkeypatch, hub_cache):
 
 def small(words):
     """The command for the small files: other sizes, the tensor's name, and no seed, which the demo's VAE refuses."""
-    arguments = [{"NAME": "latents", "24:48": "4:8", ":61": ":4", "61:": "4:"}.get(word, word) for word in words]
+    arguments = [
+        {"NAME": "latents", "24:48": "4:8", ":61": ":4", "61:": "4:", "768x512": "64x64"}.get(word, word)
+        for word in words
+    ]
     if "--audio-model" in arguments:
         arguments[0] = arguments[0].replace("clip", "audio")
+    if "--layout" in arguments and "--frames" in arguments:
+        arguments[arguments.index("--frames") + 1] = "9"
     if "--seed" in arguments:
         at = arguments.index("--seed")
         del arguments[at : at + 2]

@@ -237,7 +237,7 @@ def test_a_new_family_is_a_folder_and_an_entry_in_the_table(path, tmp_path):
     shutil.copy(toy_family.__file__, networks / "toy" / "family.py")
     table = (networks / "families.py").read_text()
     table = table.replace("\nfrom .video_vae", "\nfrom .toy.family import TOY\nfrom .video_vae").replace(
-        "AUDIO_VAE)", "AUDIO_VAE, TOY)"
+        "UPSAMPLER)", "UPSAMPLER, TOY)"
     )
     (networks / "families.py").write_text(table)
 

@@ -28,6 +28,7 @@ from mlx_ltx_vae import (
     Keyframes,
     LatentsError,
     LatentsInfo,
+    LatentUpsampler,
     LTXVAEError,
     PlanError,
     PreviewVAE,
@@ -135,6 +136,11 @@ def describe(config: VAEConfig) -> str:
     return f"{config.generation}: {scale.time} frames"
 
 
+def enlarge(upsampler: LatentUpsampler, vae: VideoVAE, latents: mx.array) -> mx.array:
+    plan: DecodePlan = upsampler.plan(latents.shape, memory_budget="4GB")
+    return upsampler.upscale(latents, statistics=vae, plan=plan)
+
+
 def main(folder: Path) -> int:
     try:
         vae = FilmVAE.from_pretrained(demo.VAE, dtype=mx.float32)
@@ -146,7 +152,7 @@ def main(folder: Path) -> int:
         tiny: PreviewVAE = PreviewVAE.from_pretrained(demo.LATENT_RGB)
         frames = preview(tiny, latents)
         write(np.zeros((9, 64, 64, 3), np.uint8), folder / "black.mp4")
-        print(None if frames is None else frames.shape, hear)
+        print(None if frames is None else frames.shape, hear, enlarge)
     except (CheckpointError, LatentsError, PlanError, ReaderError, WriterError) as error:
         print(f"cannot be done: {error}", file=sys.stderr)
         return 1
