@@ -133,7 +133,7 @@ def test_two_inputs_with_one_output_are_an_error_that_names_both():
     same = [Item("x/a.npy", "a"), Item("b.npy", "b"), Item("y/a.npy", "a")]
     text = refusal(outputs, same, "out/{name}.mp4")
     assert text.startswith("x/a.npy and y/a.npy would both be written to out/a.mp4; ")
-    assert "x/a.npy and x/a.npy" in refusal(outputs, [same[0], same[0]], "out/{name}.mp4")
+    assert "x/a.npy: is among the inputs twice; leave one out" in refusal(outputs, [same[0], same[0]], "out/{name}.mp4")
     assert "x/a.npy and b.npy" in refusal(outputs, [same[0], replace(same[1], output="./a.mp4")], "{name}.mp4")
     assert "a.npy and A.npy would both" in refusal(outputs, [Item("a.npy", "a"), Item("A.npy", "A")], "{name}.mp4")
 

@@ -272,7 +272,7 @@ def test_outputs_of_lists_lie_flat_in_the_folder_and_a_table_may_state_others(cl
     assert names("out") == ["one.mp4", "two.mp4", "z/last.mkv"]
     capsys.readouterr()
     assert run(decode, "set/x/", "@set/clips.txt", *VAE, "-o", "out/", "-n") == 1  # one.safetensors twice
-    assert "set/x/one.safetensors and set/x/one.safetensors would both" in capsys.readouterr().err
+    assert "set/x/one.safetensors: is among the inputs twice; leave one out" in capsys.readouterr().err
     assert run(decode, "set/x/", "set/y/two.safetensors", "clips.csv", *VAE, "-o", "out/", "-n", "--json") == 0
     assert json.loads(capsys.readouterr().out)["skipped"] == 3, "each input has the same name, however it is given"
     assert run(decode, "clips.csv", *VAE, "-q") == 0  # relative to the table

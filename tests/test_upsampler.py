@@ -426,7 +426,7 @@ def test_several_files_a_folder_skips_and_a_plan(models, clip, capsys):
     words = "-m", models["x2"], "--vae", demo.VAE
     assert run("clip.safetensors", "other.safetensors", *words, "-o", "big/") == 0
     assert load_latents("big/other.safetensors")[0].shape == (2, 64, 3, 8, 10)
-    assert "upsampler: x2.safetensors (latent upsampler x2)" in capsys.readouterr().out
+    assert "Upsampler: x2.safetensors (latent upsampler x2)" in capsys.readouterr().out
     assert run(".", *words, "-o", "big/", "-n", "--json") == 0
     assert json.loads(capsys.readouterr().out)["skipped"] == 2
     assert run("clip.safetensors", *words, "-o", "big/") == 1

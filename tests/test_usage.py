@@ -221,7 +221,7 @@ OTHERS = [
     (decode, "--quality 18", "did you mean --crf?"),
     (preview, "--quality 18", None),
     (preview, "--crf 18", "an option of decode"),
-    (encode, "--mode tiled", "an option of decode and info and bench"),
+    (encode, "--mode tiled", "an option of decode, info and bench"),
     (decode, "--no-audio", "no option leaves the audio out; ffmpeg -i clip.mp4 -c copy -an silent.mp4 removes it"),
     (
         decode,

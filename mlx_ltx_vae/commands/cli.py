@@ -158,7 +158,10 @@ class CommandParser(argparse.ArgumentParser):
         if other := find_other(option, option_names):
             return f" ({other})"
         owners = [name for name, make in self.commands.items() if option in make()._option_string_actions]
-        return f" (an option of {' and '.join(owners)})" if owners else suggest(option, sorted(option_names))
+        if not owners:
+            return suggest(option, sorted(option_names))
+        *others, last = owners
+        return f" (an option of {', '.join(others)} and {last})" if others else f" (an option of {last})"
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:

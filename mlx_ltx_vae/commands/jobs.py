@@ -19,7 +19,7 @@ import mlx.core as mx
 from ..audio_vae import AudioVAE
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, OutputExists, describe_error, printable, telling_warnings
-from ..files import check_replaceable, is_pipe, make_folder
+from ..files import check_replaceable, file_key, is_pipe, make_folder
 from ..pipeline import progress
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
@@ -156,7 +156,7 @@ class Job(ABC):
         if item.output is None or has_table(self.sources):
             return item
         free_name = find_free_name(item.output)
-        if free_name != item.output:
+        if free_name != item.output and file_key(item.output) != file_key(item.source):  # which -y would not replace
             self._free_names[item.output] = free_name
         return replace(item, output=free_name)
 
@@ -254,12 +254,17 @@ class Job(ABC):
         """Run the items of this rank in order, with a line about each, and a summary of the items of all ranks."""
         indices = self._choose_items(items, results)
         pending = [results[index] for index in indices if results[index].is_pending]
+        for index in indices:
+            if results[index].error is not None:
+                self.print_result(items[index], results[index])
         if pending and not self.arguments.dry_run:
             self.vae.load()  # so that an error of the weights is not one of each item
         frames = [result.num_frames for result in pending]
         with self._progress_bar(None if None in frames else sum(number or 0 for number in frames)) as bar:
             for number, index in enumerate(indices, 1):
                 label = f"{number} of {len(indices)} "
+                if results[index].error is not None:
+                    continue
                 results[index] = self._run_item(items[index], results[index], bar, label=label)
                 self.print_result(items[index], results[index])
         states = [(index, results[index].values, results[index].error, results[index].is_skipped) for index in indices]
