@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -427,6 +428,9 @@ def test_several_files_a_folder_skips_and_a_plan(models, clip, capsys):
     assert run("clip.safetensors", "other.safetensors", *words, "-o", "big/") == 0
     assert load_latents("big/other.safetensors")[0].shape == (2, 64, 3, 8, 10)
     assert "Upsampler: x2.safetensors (latent upsampler x2)" in capsys.readouterr().out
+    Path("picks.txt").write_text("other.safetensors\n")
+    assert run("clip.safetensors", "--list", "picks.txt", *words, "-o", "big/", "-n", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == 2
     assert run(".", *words, "-o", "big/", "-n", "--json") == 0
     assert json.loads(capsys.readouterr().out)["skipped"] == 2
     assert run("clip.safetensors", *words, "-o", "big/") == 1

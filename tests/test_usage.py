@@ -59,6 +59,8 @@ WRONG = [
     (encode, "clip.mp4 -m vae -o {}.safetensors", "{}.safetensors: {} stands for nothing; write {name}"),
     (decode, "clip.npy out.mp4 -m vae", "out.mp4: there is no such file; if it is the output, add -o before it"),
     (encode, "clip.mp4 out.safetensors -m vae", "out.safetensors: there is no such file; if it is the output, add -o"),
+    (decode, "clip.npy out.mp4", "out.mp4: there is no such file; if it is the output, add -o before it"),
+    (preview, "clips/ out.html", "out.html: there is no such file; if it is the output, add -o before it"),
     (preview, "clips/ out.html -m rgb", "out.html: there is no such file; if it is the output, add -o before it"),
     (decode, "@clips.txt -m vae -o out.mp4", "out.mp4: is one output for several inputs"),
     (decode, f"{DECODE} --carry 25", "--carry and --blend are for a film of windows; add --join"),
