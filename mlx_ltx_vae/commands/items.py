@@ -295,13 +295,15 @@ def are_many(arguments: Sequence[str]) -> bool:
 
 
 def check_inputs(arguments: Sequence[str], output: str | None, ending: str) -> None:
-    """Check that the last argument is no output without -o, and that no name with spaces was split into arguments.
+    """Check that the last argument is no output without -o, and that none is a list without @, or a part of a name.
 
-    `ending` is that of outputs without a name.
+    Names with spaces are split unless they are quoted. `ending` is that of outputs without a name.
     """
     if output is None and len(arguments) > 1 and _is_like_output(arguments[-1], ending):
         raise ItemsError(f"{arguments[-1]}: there is no such file; if it is the output, add -o before it.")
     for start, argument in enumerate(arguments):
+        if argument.lower().endswith(".txt") and not argument.startswith("@"):
+            raise ItemsError(f"{argument}: is no input; if it is a list of inputs, write @{argument}.")
         if not is_list(argument) and not os.path.lexists(argument):
             names = (" ".join(arguments[start:end]) for end in range(start + 2, start + 2 + _MAX_WORDS))
             if name := next(filter(os.path.lexists, names), None):
