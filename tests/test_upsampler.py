@@ -418,6 +418,10 @@ def test_without_a_vae_the_command_says_which_one_to_give(models, clip, capsys, 
     monkeypatch.setattr(sys.modules["mlx_ltx_vae.checkpoint.locate"], "_fetch_model", None)
     assert run("missing.safetensors", "-m", "ltx-2.3-upscaler-x2", "--vae", "ltx-2.3", "-o", "a.safetensors") == 1
     assert "missing.safetensors: " in capsys.readouterr().err
+    assert (
+        run("clip.safetensors", "-m", "ltx-2.3-upscaler-x2", "--vae", "novae.safetensors", "-o", "a.safetensors") == 1
+    )
+    assert "novae.safetensors: there is no such file" in capsys.readouterr().err
     assert run("clip.safetensors", "-m", "ltx-2.3", "--vae", demo.VAE, "-o", "a.safetensors") == 1
     assert "give one of ltx-2.3-upscaler-x2" in capsys.readouterr().err
 

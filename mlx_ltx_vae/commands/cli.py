@@ -28,7 +28,7 @@ from ..units import format_count, parse_bytes, parse_fps
 Value = TypeVar("Value")
 
 #: Names of arguments that are files or folders.
-PATHS = ("LATENTS", "VIDEO", "FILE", "OUT", "VAE", "MODEL", "AUDIO", "FOLDER", "SOURCE")
+PATHS = ("LATENTS", "VIDEO", "FILE", "OUT", "VAE", "MODEL", "UPSAMPLER", "AUDIO", "FOLDER", "SOURCE")
 _COLORS = {"error": "31", "warning": "33"}  # red and yellow, by the first word of a line
 _HELP = {argparse.SUPPRESS: "help"}  # destination of -h where --help shows more
 _COLOR_CHOICES = ("auto", "always", "never")

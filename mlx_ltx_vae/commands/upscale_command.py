@@ -72,8 +72,12 @@ class UpscaleJob(Job):
         return LatentUpsampler.is_remote(self.arguments.model) or VideoVAE.is_remote(self.arguments.vae)
 
     def open(self) -> LatentUpsampler:
+        is_local = not VideoVAE.is_remote(self.arguments.vae)
+        if is_local:  # its errors come before the upsampler is downloaded
+            self.latents_vae = VideoVAE.from_pretrained(self.arguments.vae)
         upsampler = LatentUpsampler.from_pretrained(self.arguments.model, dtype=self.dtype)
-        self.latents_vae = VideoVAE.from_pretrained(self.arguments.vae)
+        if not is_local:
+            self.latents_vae = VideoVAE.from_pretrained(self.arguments.vae)
         upsampler.find_statistics(self.latents_vae)
         return upsampler
 
