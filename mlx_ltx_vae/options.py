@@ -96,9 +96,9 @@ class PlanOptions:
     )
     mode: ModeName = option_field(
         "auto",
-        """exact: in pieces, with the frames of a single pass up to rounding. single: the whole clip at once, in memory
-        that grows with it. tiled: in overlapping tiles that are blended, so not exact. auto (default): exact, and tiles
-        only if nothing exact fits the memory budget""",
+        """how the clip is divided. exact: in pieces, with the frames of a single pass up to rounding. single: the whole
+        clip at once, in memory that grows with it. tiled: in overlapping tiles that are blended, so not exact. auto
+        (default): exact, and tiles only if nothing exact fits the memory budget""",
         choices=get_args(ModeName),
     )
     order: OrderName = option_field(
@@ -114,8 +114,8 @@ class PlanOptions:
     tile_batch_size: int = option_field(1, "tiles that run together (default: 1)", metavar="N")
     chunk: int | None = option_field(
         None,
-        """latent frames (or rows, columns) that the exact mode decodes at a time, with the same frames up to rounding;
-        a larger N takes more memory, and may be faster (default: 1 or 2, by device and memory)""",
+        """latent frames, rows or columns that the exact mode decodes at a time; with the same frames up to rounding.
+        A larger N takes more memory, and may be faster (default: 1 or 2, by device and memory)""",
         metavar="N",
     )
     steps: int | None = option_field(
@@ -156,20 +156,20 @@ class DecodeOptions:
     """Options of a decode, which `VideoVAE.stream` documents."""
 
     timestep: float | None = option_field(
-        None, "for VAEs 0.9.1 to 0.9.8: the noise level of the latents, 0 to 1 (default: 0.05)", metavar="T"
+        None, "the noise level of the latents, 0 to 1, for VAEs 0.9.1 to 0.9.8 (default: 0.05)", metavar="T"
     )
     seed: int = option_field(
-        0, f"for VAEs that add noise: the seed of the noise, 0 to {MAX_SEED} (default: 0)", metavar="N"
+        0, f"the seed of the noise, 0 to {MAX_SEED}, for VAEs that add noise (default: 0)", metavar="N"
     )
     noise: Noise = None
     noise_scale: float | None = option_field(
         None,
-        "for VAEs 0.9.1 to 0.9.8: the share of the latents that is replaced by noise, 0 to 1 (default: 0.025)",
+        "the share of the latents that is replaced by noise, 0 to 1, for VAEs 0.9.1 to 0.9.8 (default: 0.025)",
         metavar="S",
     )
     like: ConventionName = option_field(
         DEFAULT_CONVENTION,
-        """for VAEs 0.9.1 to 0.9.8: follow the noise of this pipeline. ltx-video (default): the values above.
+        """follow the noise of this pipeline, for VAEs 0.9.1 to 0.9.8. ltx-video (default): the values above.
         diffusers: timestep 0 and no noise by default, and noise is mixed into denormalized latents""",
         flag="--convention",
         choices=get_args(ConventionName),
@@ -268,12 +268,12 @@ def _crf_help() -> str:
 def _encoder_preset_help() -> str:
     names = " and ".join(name for name, codec in CODECS.items() if codec.has_presets)
     first, *_, last = ENCODER_PRESETS
-    return f"for {names}: {first} to {last}; slower ones make smaller files (default: medium)"
+    return f"the speed of {names}: {first} to {last}; slower ones make smaller files (default: medium)"
 
 
 def _audio_codec_help() -> str:
     codecs = ", ".join(f"{name} ({', '.join(codec.endings)})" for name, codec in AUDIO_CODECS.items())
-    return f"{codecs} (default: aac, or opus for .webm)"
+    return f"the codec of the audio: {codecs} (default: aac, or opus for .webm)"
 
 
 @dataclass(frozen=True)

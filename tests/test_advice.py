@@ -86,6 +86,7 @@ ADVICE: dict[str, Callable[..., list[Words]]] = {
     r"(\S+): \{\w*\} stands for nothing; write (\{name\})": lambda name, words, old, new: [
         replace(words, old, re.sub(r"\{\w*\}", new, old))
     ],
+    r"error: (\S+): .*write (@\S+)\.": lambda _, words, *found: [replace(words, *found)],
     r"error: (\S+): .*add -o before it": lambda _, words, old: [replace(words, old, f"-o {old}")],
     rf"argument ({OPTION}): .*(?:such as|write it as|per second as) (\S*[^\s.,;])": lambda name, words, *found: [
         add(name, words, *found)

@@ -170,6 +170,7 @@ def test_a_module_and_a_command_are_programs_too(apps, tmp_path, monkeypatch, ca
     ("words", "message"),
     [
         (["nowhere-to-be-found"], "nowhere-to-be-found: is neither a script nor a command of this Python"),
+        (["nowhere.py"], "error: nowhere.py: there is no such script."),
         (["-m", "nowhere.at.all"], "nowhere.at.all: is no module of "),
         (["-m", "importlib.metadata.nowhere"], "importlib.metadata.nowhere: is no module of "),
         (["-m", "ltx_pipelines_mlx"], "ltx_pipelines_mlx: is no module of "),

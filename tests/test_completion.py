@@ -31,6 +31,11 @@ def test_bash_completes_commands_options_and_choices(script, words, completed):
     assert done.stdout.split() == completed
 
 
+@pytest.mark.parametrize("command", ["decode", "preview", "encode", "upscale", "info", "convert", "export", "bench"])
+def test_the_model_is_completed_as_a_file(script, command):
+    assert f"_shtab_mlx_ltx_vae_{command}__m_COMPGEN=_shtab_compgen_files" in script
+
+
 def test_another_shell_is_wrong_usage():
     done = subprocess.run(
         [sys.executable, "-m", "mlx_ltx_vae", "--completion", "powershell"], capture_output=True, text=True

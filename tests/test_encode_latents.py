@@ -107,3 +107,12 @@ def test_what_latents_do_not_take_is_refused(vae, clip, tmp_path, capsys):
         vae.prepare_encode(both, tmp_path / "a.safetensors")
     with pytest.raises(PlanError, match="none of 50:60; choose frames within 0:25"):
         vae.prepare_encode(path, tmp_path / "a.safetensors", frames=(50, 60))
+
+
+def test_no_flag_is_advised_to_replace_the_latents_that_are_encoded(clip, tmp_path, monkeypatch, capsys):
+    """Without -o the output has the name of the input, which -y does not replace."""
+    monkeypatch.chdir(tmp_path)
+    assert run(encode, "clip.safetensors", *VAE, "--frames", "-9:") == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("clip-1.safetensors: 2 latent frames from 9 frames")
+    assert captured.err == ""

@@ -502,6 +502,14 @@ def test_a_full_disk_leaves_no_empty_preview_and_the_error_names_the_file(folder
     assert read_cards(page) == cards
 
 
+def test_a_dry_run_that_has_nothing_to_plan_says_so(folder, capsys):
+    assert run(preview, "latents", *RGB, "-o", "gallery.html", "-q") == 0
+    assert run(preview, "latents", *RGB, "-o", "gallery.html", "--dry-run") == 0
+    assert capsys.readouterr().out == "Inputs: 0 planned, 0 skipped, 0 failed\n"
+    assert run(preview, "latents", *RGB, "-o", "gallery.html", "--dry-run", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["planned"] == 0
+
+
 def test_a_dry_run_of_a_page_that_is_there_writes_nothing(folder, capsys):
     assert run(preview, "latents", *RGB, "-o", "gallery.html", "-q") == 0
     before = names(".")

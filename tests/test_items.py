@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlx_ltx_vae.commands.items import Item, all_exist, find_pattern, name_items
+from mlx_ltx_vae.commands.items import Item, all_exist, check_inputs, find_pattern, mark_folders, name_items
 from mlx_ltx_vae.commands.items import read_inputs as read
 from mlx_ltx_vae.distributed import Ranks
 from mlx_ltx_vae.errors import ItemsError
@@ -115,6 +115,31 @@ def test_a_folder_takes_one_output_or_several(tmp_path, monkeypatch):
     assert "out.mp4: is one output for several inputs" in refusal(find_pattern, several, "out.mp4", ".mp4")
 
 
+def test_a_name_with_spaces_that_was_split_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my best clip.npy").touch()
+    words = ["a.npy", "my", "best", "clip.npy"]
+    expected = "my: there is no such file; write 'my best clip.npy', in quotes."
+    for output in (None, "out.mp4"):
+        assert refusal(check_inputs, words, output, ".mp4") == expected
+    check_inputs(["my best clip.npy", "clip.npy"], None, ".mp4")
+
+
+def test_a_folder_of_latents_alone_is_a_list_of_inputs_to_encode(tmp_path):
+    for name in ("clip2.npy", "clip10.npy", "clip.npy", "notes.txt"):
+        (tmp_path / name).touch()
+
+    def sources():
+        marked = mark_folders([str(tmp_path)], of_videos=True)
+        return [Path(item.source).name for item in read_inputs(marked)]
+
+    assert sources() == ["clip.npy", "clip2.npy", "clip10.npy"]
+    (tmp_path / "clip.png").touch()
+    assert sources() == [tmp_path.name]
+    (tmp_path / "clip.mp4").touch()
+    assert sources() == ["clip.mp4"]
+
+
 def outputs(inputs, pattern):
     return [item.output for item in name_items(inputs, pattern, is_dry_run=False)]
 
@@ -133,7 +158,7 @@ def test_two_inputs_with_one_output_are_an_error_that_names_both():
     same = [Item("x/a.npy", "a"), Item("b.npy", "b"), Item("y/a.npy", "a")]
     text = refusal(outputs, same, "out/{name}.mp4")
     assert text.startswith("x/a.npy and y/a.npy would both be written to out/a.mp4; ")
-    assert "x/a.npy and x/a.npy" in refusal(outputs, [same[0], same[0]], "out/{name}.mp4")
+    assert "x/a.npy: is among the inputs twice; leave one out" in refusal(outputs, [same[0], same[0]], "out/{name}.mp4")
     assert "x/a.npy and b.npy" in refusal(outputs, [same[0], replace(same[1], output="./a.mp4")], "{name}.mp4")
     assert "a.npy and A.npy would both" in refusal(outputs, [Item("a.npy", "a"), Item("A.npy", "A")], "{name}.mp4")
 

@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import mlx.core as mx
@@ -252,6 +254,18 @@ def test_errors_that_do_not_name_their_file_are_shown_with_it_and_that_of_the_ch
     assert line.startswith("error: nothing: there is no such file")
 
 
+def test_inputs_that_fail_are_told_before_the_first_one_runs_and_before_the_question(clips, capsys):
+    words = "one.safetensors", "broken.npy", "nothing.npy", *VAE, "-o", "out/"
+    with redirect_stdout(StringIO()) as shown, redirect_stderr(shown):
+        assert run(decode, *words) == 1
+    lines = [line.partition(" ->")[0].partition(": is")[0] for line in shown.getvalue().splitlines()]
+    first = ["error: broken.npy", "error: nothing.npy: there is no such file.", "one.safetensors"]
+    assert lines[:3] == first
+    _, _, text = run_on_terminal(200, "mlx_ltx_vae.decode", *words, typed="n\n")
+    assert 0 < text.index("nothing.npy: there is no such file") < text.index("replace it? [y/N]")
+    assert text.count("nothing.npy") == 1
+
+
 def test_outputs_of_lists_lie_flat_in_the_folder_and_a_table_may_state_others(clips, capsys):
     for folder, name in (("x", "one"), ("y", "two")):
         (clips / "set" / folder).mkdir(parents=True)
@@ -262,7 +276,7 @@ def test_outputs_of_lists_lie_flat_in_the_folder_and_a_table_may_state_others(cl
     assert names("out") == ["one.mp4", "two.mp4", "z/last.mkv"]
     capsys.readouterr()
     assert run(decode, "set/x/", "@set/clips.txt", *VAE, "-o", "out/", "-n") == 1  # one.safetensors twice
-    assert "set/x/one.safetensors and set/x/one.safetensors would both" in capsys.readouterr().err
+    assert "set/x/one.safetensors: is among the inputs twice; leave one out" in capsys.readouterr().err
     assert run(decode, "set/x/", "set/y/two.safetensors", "clips.csv", *VAE, "-o", "out/", "-n", "--json") == 0
     assert json.loads(capsys.readouterr().out)["skipped"] == 3, "each input has the same name, however it is given"
     assert run(decode, "clips.csv", *VAE, "-q") == 0  # relative to the table

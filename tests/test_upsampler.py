@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -436,6 +437,10 @@ def test_without_a_vae_the_command_says_which_one_to_give(models, clip, capsys, 
     monkeypatch.setattr(sys.modules["mlx_ltx_vae.checkpoint.locate"], "_fetch_model", None)
     assert run("missing.safetensors", "-m", "ltx-2.3-upscaler-x2", "--vae", "ltx-2.3", "-o", "a.safetensors") == 1
     assert "missing.safetensors: " in capsys.readouterr().err
+    assert (
+        run("clip.safetensors", "-m", "ltx-2.3-upscaler-x2", "--vae", "novae.safetensors", "-o", "a.safetensors") == 1
+    )
+    assert "novae.safetensors: there is no such file" in capsys.readouterr().err
     assert run("clip.safetensors", "-m", "ltx-2.3", "--vae", demo.VAE, "-o", "a.safetensors") == 1
     assert "give one of ltx-2.3-upscaler-x2" in capsys.readouterr().err
     for model, vae in (("ltx-2.3-upscaler-x2", "missing.safetensors"), ("missing.safetensors", "ltx-2.3")):
@@ -448,7 +453,10 @@ def test_several_files_a_folder_skips_and_a_plan(models, clip, capsys):
     words = "-m", models["x2"], "--vae", demo.VAE
     assert run("clip.safetensors", "other.safetensors", *words, "-o", "big/") == 0
     assert load_latents("big/other.safetensors")[0].shape == (2, 64, 3, 8, 10)
-    assert "upsampler: x2.safetensors (latent upsampler x2)" in capsys.readouterr().out
+    assert "Upsampler: x2.safetensors (latent upsampler x2)" in capsys.readouterr().out
+    Path("picks.txt").write_text("other.safetensors\n")
+    assert run("clip.safetensors", "--list", "picks.txt", *words, "-o", "big/", "-n", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == 2
     assert run(".", *words, "-o", "big/", "-n", "--json") == 0
     assert json.loads(capsys.readouterr().out)["skipped"] == 2
     assert run("clip.safetensors", *words, "-o", "big/") == 1

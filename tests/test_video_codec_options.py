@@ -168,7 +168,6 @@ def test_a_codec_is_an_entry_that_help_errors_and_arguments_follow(
 
 
 def test_help_and_docstrings_name_every_codec() -> None:
-    """So does docs/options.md, whose tables are made from the help."""
     shown = decode_parser().format_help()
     for name in (*CODECS, *AUDIO_CODECS):
         assert re.search(rf"\b{name}\b", shown)

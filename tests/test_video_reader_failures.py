@@ -66,7 +66,7 @@ def test_inputs_that_are_not_videos_are_refused(tmp_path: Path) -> None:
     shutil.copy(demo.LATENTS, tmp_path / "clip.mp4")  # whatever it is called
     os.mkfifo(tmp_path / "pipe.npy")
     for path, words in [
-        (demo.LATENTS, "contains arrays, and no video; to turn latents into a video, use decode"),
+        (demo.LATENTS, "contains arrays, and no video; name the file of latents to encode them, or use decode"),
         (tmp_path / "clip.npz", "contains arrays"),
         (tmp_path / "clip.mp4", "contains arrays"),
         (tmp_path / "missing.mp4", "there is no such file or folder"),

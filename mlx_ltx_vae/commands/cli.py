@@ -28,7 +28,7 @@ from ..units import format_count, parse_bytes, parse_fps
 Value = TypeVar("Value")
 
 #: Names of arguments that are files or folders.
-PATHS = ("LATENTS", "VIDEO", "FILE", "OUT", "VAE", "MODEL", "AUDIO", "FOLDER", "SOURCE")
+PATHS = ("LATENTS", "VIDEO", "FILE", "OUT", "VAE", "MODEL", "UPSAMPLER", "AUDIO", "FOLDER", "SOURCE")
 _COLORS = {"error": "31", "warning": "33"}  # red and yellow, by the first word of a line
 _HELP = {argparse.SUPPRESS: "help"}  # destination of -h where --help shows more
 _COLOR_CHOICES = ("auto", "always", "never")
@@ -158,7 +158,10 @@ class CommandParser(argparse.ArgumentParser):
         if other := find_other(option, option_names):
             return f" ({other})"
         owners = [name for name, make in self.commands.items() if option in make()._option_string_actions]
-        return f" (an option of {' and '.join(owners)})" if owners else suggest(option, sorted(option_names))
+        if not owners:
+            return suggest(option, sorted(option_names))
+        *others, last = owners
+        return f" (an option of {', '.join(others)} and {last})" if others else f" (an option of {last})"
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:

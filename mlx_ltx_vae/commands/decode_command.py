@@ -39,7 +39,7 @@ from ..units import format_count, format_seconds
 from ..video import find_outputs, is_audio, output_files
 from .audio import AudioInputTask, AudioTask
 from .cli import CommandParser
-from .items import Item, Result, all_exist, are_many, find_pattern, has_table, mark_folders
+from .items import Item, Result, all_exist, are_many, check_inputs, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
 from .model_choice import CHOICES, choose_by_environment, choose_by_latents
 from .options import chosen_steps, read_options
@@ -110,6 +110,8 @@ def complete_inputs(
     A missing checkpoint is a model of this kind for the latents, if they state their VAE. `missing` is the error
     without one. `None` means that none is needed.
     """
+    with parser.wrong_usage():
+        check_inputs(arguments.latents, arguments.output, ".mp4")
     if arguments.list:
         arguments.latents = [*arguments.latents, f"@{arguments.list}"]
     if not arguments.join and (arguments.carry is not None or arguments.blend is not None):

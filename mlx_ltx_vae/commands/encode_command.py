@@ -23,7 +23,7 @@ from ..units import format_count, format_seconds
 from ..video import ExrReader
 from ..video.reader import source_files
 from .cli import CommandParser
-from .items import Item, Result, are_many, find_pattern, has_table, mark_folders
+from .items import Item, Result, are_many, check_inputs, find_pattern, has_table, mark_folders
 from .jobs import Job, Task, describe_blending
 from .model_choice import CHOICES, choose_by_environment
 from .options import read_options
@@ -36,6 +36,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         parser.error("--demo comes with a VAE; leave out -m")
     if arguments.demo:
         arguments.model = str(demo.VAE)
+    with parser.wrong_usage():
+        check_inputs(arguments.video, arguments.output, ".safetensors")
     choose_by_environment(arguments)
     if not arguments.model:
         parser.error(f"-m VAE is missing, the checkpoint to encode with: {CHOICES}")

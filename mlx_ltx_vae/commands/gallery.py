@@ -142,6 +142,8 @@ class GalleryJob(PreviewJob):
         if self._items:
             super().run()
         if self.arguments.dry_run:
+            if not self._items:
+                self.summarize([], [], 0, [])
             return
         num_new = sum(not self._clips[os.path.abspath(item.source)].error for item in self._items)
         if num_new or self._cards() != self._written or not self._page.exists():

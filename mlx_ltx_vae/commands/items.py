@@ -18,10 +18,12 @@ from ..latents.formats import READERS
 from ..shapes import Size
 from ..units import find_fps, format_bytes, format_count
 from ..video import frame_endings
+from ..video.reader import IMAGE_ENDINGS
 
 _PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")  # as data sets name them
 _MAX_LIST = 64_000_000  # bytes
 _MAX_INPUTS = 1_000_000
+_MAX_WORDS = 8  # of a name with spaces
 _NAME = "{name}"  # in an output, replaced by the name of the input
 _PIPE_NAME = "clip"  # the name of standard input
 _VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".wmv", ".gif")
@@ -113,13 +115,16 @@ class Result:
 def mark_folders(arguments: Sequence[str], *, of_videos: bool) -> list[str]:
     """Return the arguments with an "@" before folders of inputs, which are lists of their files.
 
-    A folder of images is one input of videos.
+    Of videos, a folder of images is one input, and a folder of latent files alone is a list of them.
     """
     return [f"@{argument}" if _is_folder_of_inputs(argument, of_videos) else argument for argument in arguments]
 
 
 def _is_folder_of_inputs(argument: str, of_videos: bool) -> bool:
-    return os.path.isdir(argument) and (not of_videos or bool(_names_in(argument, _VIDEO_ENDINGS)))
+    if not os.path.isdir(argument) or not of_videos:
+        return os.path.isdir(argument)
+    has_images = bool(_names_in(argument, IMAGE_ENDINGS))
+    return bool(_names_in(argument, _VIDEO_ENDINGS) or (not has_images and _names_in(argument, _latent_endings())))
 
 
 def is_list(argument: str) -> bool:
@@ -158,14 +163,16 @@ def join_items(items: Sequence[Item]) -> Item:
 
 
 def files_in(folder: str, *, of_videos: bool) -> list[str]:
-    """Return the latent files, or the videos, in a folder, ordered by the numbers in their names."""
-    endings = _VIDEO_ENDINGS if of_videos else _latent_endings()
+    """Return the latent files, or the videos if there are any, in a folder, ordered by the numbers in their names."""
+    endings = _latent_endings()
+    if of_videos and (_names_in(folder, _VIDEO_ENDINGS) or not _names_in(folder, endings)):
+        endings = _VIDEO_ENDINGS
     paths = [os.path.join(folder, name) for name in _names_in(folder, endings)]
     pipes = list(filter(is_pipe, paths))  # which may never end
     for path in pipes:
         warn(f"{path}: is a named pipe, and is left out of the files in its folder; name it to read it.")
     if len(paths) == len(pipes):
-        noun = "videos" if of_videos else "latent files"
+        noun = "videos" if endings is _VIDEO_ENDINGS else "latent files"
         raise ItemsError(f"{folder}: this folder has no {noun} ({', '.join(endings)}); name another one.")
     return [path for path in paths if path not in pipes]
 
@@ -181,7 +188,7 @@ def _names_in(folder: str, endings: tuple[str, ...]) -> list[str]:
     except OSError as error:
         raise ItemsError(f"{folder}: cannot be read ({error.strerror or error}).") from error
     names = [name for name in names if name.lower().endswith(endings) and not name.startswith(".")]
-    parts = {name: re.split(r"([0-9]+)", name) for name in names}
+    parts = {name: re.split(r"([0-9]+)", os.path.splitext(name)[0]) for name in names}
     order = {
         name: [int(part) if index % 2 else part for index, part in enumerate(split)] for name, split in parts.items()
     }
@@ -287,10 +294,26 @@ def are_many(arguments: Sequence[str]) -> bool:
     return len(arguments) > 1 or any(map(is_list, arguments))
 
 
-def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> str | None:
-    """Return the pattern of outputs. A folder, `out/`, becomes `out/{name}` with the ending."""
+def check_inputs(arguments: Sequence[str], output: str | None, ending: str) -> None:
+    """Check that the last argument is no output without -o, and that none is a list without @, or a part of a name.
+
+    Names with spaces are split unless they are quoted. `ending` is that of outputs without a name.
+    """
     if output is None and len(arguments) > 1 and _is_like_output(arguments[-1], ending):
         raise ItemsError(f"{arguments[-1]}: there is no such file; if it is the output, add -o before it.")
+    for start, argument in enumerate(arguments):
+        if argument.lower().endswith(".txt") and not argument.startswith("@"):
+            raise ItemsError(f"{argument}: is no input; if it is a list of inputs, write @{argument}.")
+        if not is_list(argument) and not os.path.lexists(argument):
+            names = (" ".join(arguments[start:end]) for end in range(start + 2, start + 2 + _MAX_WORDS))
+            if name := next(filter(os.path.lexists, names), None):
+                raise ItemsError(
+                    f"{argument}: {explain_missing(argument, 'file').rstrip('.')}; write '{name}', in quotes."
+                )
+
+
+def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> str | None:
+    """Return the pattern of outputs. A folder, `out/`, becomes `out/{name}` with the ending."""
     if are_many(arguments) and ("-" in arguments or output == "-"):
         raise ItemsError("- is standard input or output, which takes one input; name files.")
     if output is None or output == "-":
@@ -381,6 +404,8 @@ def check_outputs(items: Sequence[Item], results: Sequence[Result]) -> None:
         for output in result.written or ([item.output] if item.output else []):
             owner = owners.setdefault(file_key(output), index)
             if owner != index:
+                if os.path.realpath(items[owner].source) == os.path.realpath(item.source):
+                    raise ItemsError(f"{item.source}: is among the inputs twice; leave one out.")
                 raise ItemsError(
                     f"{items[owner].source} and {item.source} would both be written to {output}; rename one, or give "
                     "each an output in a table (clips.csv, with the columns path and output)."

@@ -19,7 +19,7 @@ import mlx.core as mx
 from .. import AudioVAE, LatentUpsampler, VideoVAE
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, OutputExists, describe_error, printable, telling_warnings
-from ..files import check_replaceable, is_pipe, make_folder
+from ..files import check_replaceable, file_key, is_pipe, make_folder
 from ..pipeline import progress
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
@@ -44,7 +44,7 @@ from .items import (
     warn_of_free_names,
 )
 from .speeds import estimate_seconds, record_speed
-from .terminal import ask_to_replace, print_report, print_traceback, write_line
+from .terminal import ask_to_replace, is_in_terminal, print_report, print_traceback, write_line
 
 _SECONDS_PER_OBJECT = 1  # of --progress json
 
@@ -73,6 +73,7 @@ class Job(ABC):
         self.dtype = arguments.dtype
         self._existing: list[tuple[OutputExists, list[str]]] = []  # errors of items, and their outputs that exist
         self._replaced: set[str] = set()  # names of outputs that the user said to replace
+        self._printed: set[tuple[str, str | None, str]] = set()  # errors of items of this run
         self._free_names: dict[str, str] = {}  # of outputs whose default names exist, by these
 
     @abstractmethod
@@ -123,6 +124,7 @@ class Job(ABC):
         if ranks is None:
             return
         items, self.ranks, start = self.make_items(), ranks, time.perf_counter()
+        self._printed.clear()
         results = ranks.together(lambda: self._prepare_without_download(items))
         if results is None or ranks.size > 1 or any(result.is_pending for result in results):
             self.vae, self.has_vae = ranks.together(self.open), True
@@ -154,7 +156,7 @@ class Job(ABC):
         if item.output is None or has_table(self.sources):
             return item
         free_name = find_free_name(item.output)
-        if free_name != item.output:
+        if free_name != item.output and file_key(item.output) != file_key(item.source):  # which -y would not replace
             self._free_names[item.output] = free_name
         return replace(item, output=free_name)
 
@@ -210,8 +212,17 @@ class Job(ABC):
             results.append(result)
         check_outputs(items, results)
         self._check_not_inputs(items, results)
+        if self._existing and launched_rank() is None and is_in_terminal():
+            self._print_errors(zip(items, results, strict=True))  # before the question
         self._confirm_existing(results)
         return results
+
+    def _print_errors(self, results: Iterable[tuple[Item, Result]]) -> None:
+        """Print the errors of items, those that were not printed before."""
+        for item, result in results:
+            if result.error is not None and (error := (item.source, item.output, result.error)) not in self._printed:
+                self._printed.add(error)
+                self.print_result(item, result)
 
     def _check(self, task: "Task") -> Result:
         """Return what is known of an item before it runs, with the errors of its outputs and values."""
@@ -252,12 +263,15 @@ class Job(ABC):
         """Run the items of this rank in order, with a line about each, and a summary of the items of all ranks."""
         indices = self._choose_items(items, results)
         pending = [results[index] for index in indices if results[index].is_pending]
+        self._print_errors([(items[index], results[index]) for index in indices])
         if pending and not self.arguments.dry_run:
             self.vae.load()  # so that an error of the weights is not one of each item
         frames = [result.num_frames for result in pending]
         with self._progress_bar(None if None in frames else sum(number or 0 for number in frames)) as bar:
             for number, index in enumerate(indices, 1):
                 label = f"{number} of {len(indices)} "
+                if results[index].error is not None:
+                    continue
                 results[index] = self._run_item(items[index], results[index], bar, label=label)
                 self.print_result(items[index], results[index])
         states = [(index, results[index].values, results[index].error, results[index].is_skipped) for index in indices]

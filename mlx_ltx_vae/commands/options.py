@@ -73,13 +73,18 @@ def add_latents_options(group: argparse._ActionsContainer) -> None:
     group.add_argument("--grid", type=grid, metavar="FxHxW", help=sizes)
 
 
+def add_list_option(parser: CommandParser) -> None:
+    """Add the option of commands that take lists of latent files."""
+    parser.add_argument("--list", metavar="FILE", help="a file that names latent files, one per line, as @FILE does")
+
+
 def add_unnormalized_option(group: argparse._ActionsContainer) -> None:
     """Add the option that says that latents are not normalized."""
     unnormalized = "the latents are unnormalized, as diffusers' LTX-2 pipelines return them"
     group.add_argument("--unnormalized", action="store_true", default=None, help=unnormalized)
 
 
-#: What happens to files that exist, also in docs/usage.md and docs/options.md.
+#: What happens to files that exist, also in docs/usage.md.
 OVERWRITE_RULE = (
     "replace existing output files (default: ask in a terminal, and elsewhere refuse; without -o, the output gets the "
     "next free number)"
@@ -120,9 +125,9 @@ def add_plan_options(group: argparse._ActionsContainer) -> None:
 
 def add_progress_option(parser: CommandParser) -> None:
     """Add the option of commands that take long."""
-    lines = """json: print a JSON object a line on standard error, each second and at each change, with the phase, the
-        fraction of the work, frames, seconds and seconds left; at the end the report (default: a bar in a terminal, or
-        a line a minute)"""
+    lines = """how progress is shown. json: a JSON object a line on standard error, each second and at each change, with
+        the phase, the fraction of the work, frames, seconds and seconds left; at the end the report (default: a bar in
+        a terminal, or a line a minute)"""
     parser.add_argument("--progress", choices=["auto", "json"], default="auto", help=lines)
 
 
@@ -164,7 +169,7 @@ def add_input_options(
     workflow = """do not copy ComfyUI's prompt and workflow, which may contain keys and paths, from the latent file to
         the output"""
     parser.add_argument("--no-workflow", dest="workflow", action="store_false", help=workflow)
-    parser.add_argument("--list", metavar="FILE", help="a file that names latent files, one per line, as @FILE does")
+    add_list_option(parser)
     variable = "" if kind is Kind.PREVIEW else f"{MODEL_VARIABLE}, or "
     default = f" (default: {variable}a cached model of the VAE that the latents state)"
     add_network_options(parser, demo=demo, kind=kind, metavar=model, default=default)

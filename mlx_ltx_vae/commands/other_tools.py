@@ -1,4 +1,4 @@
-"""Options that people know from other tools: ltx-2-mlx, mlx-video, scripts with diffusers, ComfyUI, ffmpeg."""
+"""Options that people know from other tools: ltx-2-mlx, mlx-video, scripts with diffusers, ComfyUI, ffmpeg, yt-dlp."""
 
 from collections.abc import Collection
 
@@ -39,6 +39,7 @@ _WORDS = {
     "--skip-existing": "no-overwrite no-clobber resume continue skip",
     "name the inputs without an option": "i input inputs input-file input-path latents latent latents-path "
     "latents-file latent-path video video-path samples source file",
+    "a list of inputs is @FILE, without an option": "a batch-file list list-file file-list input-list",
     "encode takes --size WxH; a decoded video has the size of its latents": "s width height resolution video-size "
     "image-size frame-size",
     "info NAME --size WxH --frames N plans a decode without a file": "generation",

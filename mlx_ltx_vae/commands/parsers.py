@@ -40,6 +40,7 @@ from .options import (
     add_input_options,
     add_job_options,
     add_latents_options,
+    add_list_option,
     add_mode_options,
     add_network_options,
     add_noise_options,
@@ -51,9 +52,9 @@ from .options import (
     step_dests,
 )
 
-# Options of `decode`, `preview` and `encode` by what one does with them, those that are rarely needed last.
+# Options of `decode`, `preview`, `encode` and `upscale` by what one does with them, those that are rarely needed last.
 _GROUPS = {
-    "input": "latents video model demo frames size fit fps pad all_frames list tensor grid unnormalized keyframes "
+    "input": "latents video model vae demo frames size fit fps pad all_frames list tensor grid unnormalized keyframes "
     "matrix as_stored compress",
     "output": "output skip_existing overwrite stills max_size watch picks contact_sheet layout metadata workflow "
     "fragmented",
@@ -122,9 +123,9 @@ def preview_parser() -> CommandParser:
         more="NAME.png for one picture of up to 16 frames with their times; NAME.html for a page on which inputs are "
         "marked to be decoded, also without -m; ",
     )
-    watch = "with -o NAME.html: show new latent files as they come, until Ctrl-C"
+    watch = "show new latent files on the page of -o NAME.html as they come, until Ctrl-C"
     parser.add_argument("--watch", action="store_true", help=watch)
-    picks = "with -o NAME.html: begin with the marks of this list, which such a page has saved; repeatable"
+    picks = "begin the page of -o NAME.html with the marks of this list, which such a page has saved; repeatable"
     parser.add_argument("--picks", action="append", default=[], metavar="FILE", help=picks)
     model = f"""also decode the audio latents beside the video's, with this audio VAE and its vocoder:
         {list_names([Kind.AUDIO])}, or a file, folder, or hub id"""
@@ -150,9 +151,9 @@ def encode_parser() -> CommandParser:
             "python -m mlx_ltx_vae encode a.npy --frames -25: -m vae/ -o tail.safetensors",
         ),
     )
-    videos = """videos or GIFs, folders of them or of images, or patterns such as %%05d.png; latent files, which are
-        decoded in memory; - for standard input; @clips.txt for a list of videos, one per line; clips.csv for a table
-        with a column path, and optionally output, width, height, frames, fps"""
+    videos = """videos or GIFs, folders of them or of images, or patterns such as %%05d.png; latent files or folders of
+        them, which are decoded in memory; - for standard input; @clips.txt for a list of videos, one per line;
+        clips.csv for a table with a column path, and optionally output, width, height, frames, fps"""
     parser.add_argument("video", nargs="+", metavar="VIDEO", help=videos)
     output = """output file, .safetensors, or .latent for ComfyUI's LoadLatent; folder/ for files named after the
         inputs, folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors (default:
@@ -218,7 +219,8 @@ def upscale_parser() -> CommandParser:
             "python -m mlx_ltx_vae upscale latents/ -m x2.safetensors --vae vae/ -o big/",
         ),
     )
-    parser.add_argument("latents", nargs="+", metavar="LATENTS", help=LATENT_FILES)
+    parser.add_argument("latents", nargs="*", metavar="LATENTS", help=LATENT_FILES)
+    add_list_option(parser)
     output = """output file, .safetensors, or .latent for ComfyUI's LoadLatent; folder/ for files named after the
         inputs; or a pattern such as folder/{name}-x2.safetensors (default: clip-upscaled.safetensors of
         clip.safetensors, in the working folder)"""
@@ -231,6 +233,7 @@ def upscale_parser() -> CommandParser:
     add_latents_options(parser)
     add_unnormalized_option(parser)
     add_job_options(parser, parser.add_argument_group("how to upscale"))
+    parser.arrange(_GROUPS)
     return parser
 
 
@@ -328,7 +331,7 @@ def export_parser() -> CommandParser:
             "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --for mlx-swift",
         ),
     )
-    model = f"checkpoint file, folder, name (ltx-2.3), or hub id (default: {MODEL_VARIABLE})"
+    model = f"the checkpoint: a file, folder, name such as ltx-2.3, or hub id (default: {MODEL_VARIABLE})"
     parser.add_argument("-m", "--model", metavar="VAE", help=model)
     parser.add_argument("-o", "--output", metavar="FOLDER", help="folder to write; new or empty, without -y")
     size = "size of the videos, multiples of 32; repeatable, for a folder of each size in -o, with shared weights"
@@ -368,7 +371,7 @@ def bench_parser() -> CommandParser:
         ),
     )
     vae = parser.add_mutually_exclusive_group()
-    vae.add_argument("-m", "--model", metavar="VAE", help="checkpoint file, folder, name, or hub id")
+    vae.add_argument("-m", "--model", metavar="VAE", help="the checkpoint: a file, folder, name, or hub id")
     names = "random weights of a published VAE: ltx-2.3 (default), ltx-2.5, ltx-2.5-diffusion, taehv and others"
     vae.add_argument("--generation", default="ltx-2.3", metavar="NAME", help=names)
     channels = "channels of the last layers of random weights (default: as published, slow on a CPU)"

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from .. import LTXVAEError, integrations
 from ..errors import describe_error, one_line
+from ..files import explain_missing
 from ..integrations.apps import APPS
 from ..integrations.settings import counts, current, say
 from ..startup import MissingBackend, check_mlx, is_command, release_process
@@ -260,6 +261,8 @@ def _find_command(name: str) -> Path:
     """Find an installed command."""
     command_path = find_here(name)
     if command_path is None:
+        if name.endswith(".py") or os.sep in name:
+            raise LTXVAEError(f"{name}: {explain_missing(name, 'script')}")
         source = requirement()
         line = f"uv run --with {source} mlx_ltx_vae run -- {name} ..."
         raise LTXVAEError(

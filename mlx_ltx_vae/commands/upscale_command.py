@@ -21,7 +21,7 @@ from ..pipeline.sources import check_values
 from ..shapes import LatentShape, format_size
 from ..units import format_count, format_seconds
 from .cli import CommandParser
-from .items import Item, Result, find_pattern, has_table, mark_folders
+from .items import Item, Result, check_inputs, find_pattern, has_table, mark_folders
 from .jobs import Job, Task
 from .model_choice import choose_by_latents
 from .options import read_options
@@ -30,6 +30,12 @@ from .terminal import run_command
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
+    with parser.wrong_usage():
+        check_inputs(arguments.latents, arguments.output, ".safetensors")
+    if arguments.list:
+        arguments.latents = [*arguments.latents, f"@{arguments.list}"]
+    if not arguments.latents:
+        parser.error("LATENTS is missing")
     if not arguments.model:
         names = list_names([Kind.UPSAMPLER])
         parser.error(f"-m UPSAMPLER is missing: give one of {names}, a file, a folder or a hub id")
@@ -54,7 +60,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
 class UpscaleJob(Job):
     """Job of `upscale`."""
 
-    network = label = "upsampler"
+    network, label = "upsampler", "Upsampler"
     vae: LatentUpsampler
     latents_vae: VideoVAE
 

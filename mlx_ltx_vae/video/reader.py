@@ -41,6 +41,7 @@ _IMAGES = {
     ".png": "png", ".jpg": "jpg", ".jpeg": "jpg", ".webp": "webp", ".bmp": "bmp", ".tif": "tif", ".tiff": "tif",
     ".exr": "exr",
 }  # fmt: skip
+IMAGE_ENDINGS = tuple(_IMAGES)
 _NUMBER_FIELD = re.compile(r"%0?\d{0,2}d")
 #: The matrices that users can choose, by the names of the standards.
 MATRIX_NAMES = {"bt601": "smpte170m", "bt709": "bt709"}
@@ -105,7 +106,9 @@ def _refuse_arrays(path: Path, name: str) -> None:
     """Raise a `ReaderError` for a file of latents."""
     with suppress(OSError), path.open("rb") as file:
         if find_format(file.read(START_BYTES)) in (Format.SAFETENSORS, Format.NPY, Format.ZIP):
-            raise ReaderError(f"{name}: contains arrays, and no video; to turn latents into a video, use decode.")
+            raise ReaderError(
+                f"{name}: contains arrays, and no video; name the file of latents to encode them, or use decode."
+            )
 
 
 def copy_standard_input(stack: ExitStack) -> Path:
