@@ -7,7 +7,9 @@ to keep after 1, 2, 9 and 16 latent frames.
 
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import mlx.core as mx
@@ -48,7 +50,7 @@ CONFIG = {
 LAYERS = [(32, 2), (32, 128, 2), (16, 2), (16, 128, 2), (16, 4), (16, 16, 2), (8, 6), (8, 16, 1), (4, 4)]
 
 
-def convolutions():
+def convolutions() -> Iterator[tuple[str, tuple[int, int], tuple[int, int], int]]:
     """Yield the name, the channels, the number of the stage and of the convolution in it, and its factor of time."""
     stage = 0
     yield "conv_in", (8, 32), (stage, 0), 1
@@ -65,7 +67,7 @@ def convolutions():
     yield "conv_out", (4, 48), (stage + 1, 0), 1
 
 
-def make_checkpoint():
+def make_checkpoint() -> dict[str, mx.array]:
     weights = {}
     for name, (inputs, outputs), _, _ in convolutions():
         scale = (0.3 if name == "conv_out" else 0.5) * (27 * inputs) ** -0.5  # pixels are then in [-1, 1]
@@ -76,7 +78,7 @@ def make_checkpoint():
     return {name: array.astype(mx.bfloat16) for name, array in weights.items()}
 
 
-def make_caches(inputs):
+def make_caches(inputs: Sequence[mx.array]) -> dict[str, mx.array]:
     """Return the frames that each convolution keeps, of all frames (F, H, W, C) that it sees in a whole clip."""
     caches = {}
     for latents in CACHED_AFTER:
@@ -90,7 +92,7 @@ def make_caches(inputs):
     return caches
 
 
-def main():
+def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER
     mx.random.seed(0)
     metadata = {"config": json.dumps({"vae": CONFIG})}
@@ -99,7 +101,7 @@ def main():
     latents = mx.random.normal((1, 8, NUM_LATENTS, *GRID))
     inputs, call = [], CausalConv3d.__call__
 
-    def record(layer, view, frames, *arguments):
+    def record(layer: CausalConv3d, view: Any, frames: mx.array, *arguments: Any) -> mx.array:
         inputs.append(frames[0])
         return call(layer, view, frames, *arguments)
 
