@@ -101,9 +101,9 @@ def main() -> None:
     latents = mx.random.normal((1, 8, NUM_LATENTS, *GRID))
     inputs, call = [], CausalConv3d.__call__
 
-    def record(layer: CausalConv3d, view: Any, frames: mx.array, *arguments: Any) -> mx.array:
+    def record(layer: CausalConv3d, view: Any, frames: mx.array, *arguments: Any, **options: Any) -> mx.array:
         inputs.append(frames[0])
-        return call(layer, view, frames, *arguments)
+        return call(layer, view, frames, *arguments, **options)
 
     with mock.patch.object(CausalConv3d, "__call__", record):
         frames = decoder(latents)[0].transpose(1, 2, 3, 0)
