@@ -101,7 +101,7 @@ def copies(case: Case) -> dict[str, Any]:
     """
     with computing_for(Backend.METAL), recorded() as counts:
         network = prepared_decoder(case)
-        chunk, (earlier, later) = steady_state(network, case, Unevaluated(), lambda: [each.copy() for each in counts])
+        chunk, (earlier, later) = steady_state(network, case, Unevaluated(), lambda: [count.copy() for count in counts])
     copied, computed = (
         {name: count / chunk for name, count in (after - before).items()}
         for before, after in zip(earlier, later, strict=True)
@@ -180,7 +180,7 @@ def recorded() -> Iterator[tuple[Counter[str], Counter[str]]]:
     def counting(counts: Counter[str], function: Callable[..., mx.array]) -> Callable[..., mx.array]:
         def count(*arguments: Any, **options: Any) -> mx.array:
             result = function(*arguments, **options)
-            read = sum(each.nbytes for each in arguments if isinstance(each, _ARRAY)) if counts is computed else 0
+            read = sum(array.nbytes for array in arguments if isinstance(array, _ARRAY)) if counts is computed else 0
             counts[_caller()] += result.nbytes + (read or result.nbytes)
             return result
 
@@ -242,7 +242,7 @@ def _caller() -> str:
 def copies_table(results: list[list[Run]]) -> str:
     """Bytes of one latent frame in the middle of a clip, the most first, and their sums; and the ratios of times."""
     ((run,), turns) = results
-    ratios = {name: [each["ratios"][name] for each in turns] for name in turns[0]["ratios"]}
+    ratios = {name: [turn["ratios"][name] for turn in turns] for name in turns[0]["ratios"]}
     rows = [
         {
             "what": kind,

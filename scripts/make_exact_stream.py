@@ -82,13 +82,13 @@ def make_caches(inputs: Sequence[mx.array]) -> dict[str, mx.array]:
     """Return the frames that each convolution keeps, of all frames (F, H, W, C) that it sees in a whole clip."""
     caches = {}
     for latents in CACHED_AFTER:
-        seen = latents
+        num_frames = latents
         for (_, _, (stage, number), factor), frames in zip(convolutions(), inputs, strict=True):
-            if seen == 0:
+            if num_frames == 0:
                 break
             extended = mx.concatenate([frames[:1], frames])
-            caches[f"caches.{latents}.{stage}.{number}"] = extended[seen - 1 : seen + 1]
-            seen = factor * (seen - 1) - (factor > 1 and seen > 1)
+            caches[f"caches.{latents}.{stage}.{number}"] = extended[num_frames - 1 : num_frames + 1]
+            num_frames = factor * (num_frames - 1) - (factor > 1 and num_frames > 1)
     return caches
 
 

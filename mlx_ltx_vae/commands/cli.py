@@ -160,8 +160,8 @@ class CommandParser(argparse.ArgumentParser):
         owners = [name for name, make in self.commands.items() if option in make()._option_string_actions]
         if not owners:
             return suggest(option, sorted(option_names))
-        *others, last = owners
-        return f" (an option of {', '.join(others)} and {last})" if others else f" (an option of {last})"
+        *first_owners, last = owners
+        return f" (an option of {', '.join(first_owners)} and {last})" if first_owners else f" (an option of {last})"
 
     @contextmanager
     def wrong_usage(self) -> Iterator[None]:
