@@ -111,7 +111,10 @@ class CommandParser(argparse.ArgumentParser):
         return self.parse_intermixed_args(arguments)
 
     def expand_paths(self, arguments: argparse.Namespace) -> None:
-        """Replace "~" at the start of paths by the user's home, as shells do where it stands alone, not after "="."""
+        """Replace "~" at the start of paths by the user's home, as shells do where it stands alone, not after "=".
+
+        An empty input is wrong usage, such as that of a shell variable that is not set.
+        """
 
         def expand(text: str) -> str:
             mark = "@" if text.startswith("@") else ""
@@ -119,7 +122,11 @@ class CommandParser(argparse.ArgumentParser):
 
         for action in self._actions:
             value = getattr(arguments, action.dest, None)
-            if action.metavar in PATHS and value:
+            if action.metavar not in PATHS or value is None:
+                continue
+            if not action.option_strings and "" in (value if isinstance(value, list) else [value]):
+                self.error(f"{action.metavar} is empty; name a file")
+            if value:
                 setattr(arguments, action.dest, expand(value) if isinstance(value, str) else list(map(expand, value)))
 
     def refuse_others(self, arguments: argparse.Namespace, allowed: Collection[str], reason: str) -> None:
