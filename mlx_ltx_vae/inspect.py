@@ -210,12 +210,12 @@ def _inspect_tensors(
     video_vae = None if vae is None else VideoVAE.from_pretrained(vae)
     audio_decoder = find_audio_decoder(audio_vae, vae)
     if (tensor, grid) == (None, None):
-        tensors, metadata, _ = open_tensor_file(path)
-        if is_audio_alone(tensors, None if video_vae is None else video_vae.config.latent_channels):
-            file = find_audio_latents(tensors, metadata, str(path), is_alone=True, tensor=audio_tensor)
-            assert file is not None
-            return _inspect_audio_latents(file, audio_decoder)
-        if tensors.keys() <= set(KEYFRAME_NAMES) and (keyframes := find_keyframes(tensors, metadata, str(path))):
+        file = open_tensor_file(path)
+        if is_audio_alone(file.tensors, None if video_vae is None else video_vae.config.latent_channels):
+            audio = find_audio_latents(file, is_alone=True, tensor=audio_tensor)
+            assert audio is not None
+            return _inspect_audio_latents(audio, audio_decoder)
+        if file.tensors.keys() <= set(KEYFRAME_NAMES) and (keyframes := find_keyframes(file)):
             return _inspect_keyframes(keyframes)
     return _inspect_latents(path, video_vae, audio_decoder, tensor=tensor, audio_tensor=audio_tensor, grid=grid)
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -295,13 +296,9 @@ def _parse_count(text: str) -> int:
     return 0 if re.fullmatch("0+", text) else _parse_size(text)
 
 
-def _parse_generation(text: str) -> str | None:
-    """Return a generation's name, or `None` for the text of another program."""
-    return text if re.fullmatch(r"LTX[\w .-]{1,40}", text) else None
-
-
-def _parse_fingerprint(text: str) -> str | None:
-    return text if re.fullmatch(r"[0-9a-f]{16}", text) else None
+def _match(pattern: str, text: str) -> str | None:
+    """Return a text, or `None` for one of another program."""
+    return text if re.fullmatch(pattern, text) else None
 
 
 _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
@@ -314,7 +311,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "grid": (parse_grid, "a grid such as 16x22x40"),
     "carry": (_parse_count, f"{_DIGITS} from 0 to {MAX_SIZE}"),
     "normalized": (lambda text: _FLAGS[text.lower()], "true or false"),
-    "generation": (_parse_generation, "a text"),
-    "vae_fingerprint": (_parse_fingerprint, "a text"),
+    "generation": (partial(_match, r"LTX[\w .-]{1,40}"), "a text"),
+    "vae_fingerprint": (partial(_match, "[0-9a-f]{16}"), "a text"),
 }
 METADATA_KEYS = (*_PARSERS, AXES_KEY)
