@@ -309,10 +309,6 @@ class _Listing(NamedTuple):
     license: str | None = None
     is_gated: bool = False
 
-    @property
-    def is_offline(self) -> bool:
-        return self.problem is not None
-
 
 def _fetch_files(listing: _Listing, inner: str | None, medium: Medium) -> tuple[Path, tuple[WeightFiles, ...]]:
     names = list(listing.sizes)
@@ -372,12 +368,12 @@ def _download(listing: _Listing, names: Sequence[str]) -> Path:
     import huggingface_hub as hub
     from huggingface_hub.errors import GatedRepoError
 
-    repo = listing.repo
+    repo, is_offline = listing.repo, listing.problem is not None
     patterns = [glob.escape(name) for name in names]
-    if not listing.is_offline:
+    if not is_offline:
         _note_download(listing, names)
     try:
-        folder = Path(hub.snapshot_download(repo, allow_patterns=patterns, local_files_only=listing.is_offline))
+        folder = Path(hub.snapshot_download(repo, allow_patterns=patterns, local_files_only=is_offline))
     except Exception as error:
         remedy = "check the network, or log in with `hf auth login` if the repository is gated"
         if listing.is_gated or isinstance(error, GatedRepoError):

@@ -53,7 +53,8 @@ class TensorInfo(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Stored bytes."""
-        return sum(math.prod(part.shape) * _itemsize(part.dtype) for part in self.stored)
+        sizes = {_WORD: _WORD_BITS // 8} | {name: dtype.size for name, dtype in DTYPES.items()}
+        return sum(math.prod(part.shape) * sizes[part.dtype] for part in self.stored)
 
     @property
     def group_size(self) -> int:
@@ -96,10 +97,6 @@ def _possible_shapes(weight: TensorInfo, scales: TensorInfo, biases: TensorInfo)
     return {
         size: (*weight.shape[:-1], length) for size, length in lengths.items() if bits in [length * n for n in _BITS]
     }
-
-
-def _itemsize(dtype: str) -> int:
-    return _WORD_BITS // 8 if dtype == _WORD else DTYPES[dtype].size
 
 
 def check_dtypes(tensors: Iterable[TensorInfo]) -> None:
