@@ -35,7 +35,7 @@ from ..networks.base import (
 )
 from ..networks.specs import NetworkSpec
 from ..units import format_bytes
-from .locate import Location, is_cached, locate, recognize, upsampler_error
+from .locate import Location, has_networks, is_cached, locate, recognize, upsampler_error
 from .tensors import (
     GROUP_SIZES,
     QUANTIZATION_KEYS,
@@ -415,7 +415,7 @@ def _warn_of_quantized(networks: Mapping[str, StoredNetwork], name: str) -> None
 def _check_networks(location: Location, requested: Sequence[str], stored: Set[str], medium: Medium) -> None:
     """Check that the source has at least one of the `requested` networks; raise a `CheckpointError` otherwise."""
     if not stored:
-        if medium is not UPSAMPLERS and any(part.networks for part in recognize(location.archives, UPSAMPLERS)[1]):
+        if medium is not UPSAMPLERS and has_networks(location.archives, UPSAMPLERS):
             raise upsampler_error(location.name, medium)
         tensors = [tensor for archive in location.archives for tensor in archive.tensors]
         names = excerpt(", ".join(tensors[:_NAMED_TENSORS])) + (" ..." if len(tensors) > _NAMED_TENSORS else "")

@@ -152,6 +152,11 @@ def recognize(
     return family, parts
 
 
+def has_networks(archives: Sequence[Archive], medium: Medium = PICTURES) -> bool:
+    """Return whether a network of the medium is in the archives."""
+    return any(part.networks for part in recognize(archives, medium)[1])
+
+
 def upsampler_error(name: str, medium: Medium) -> CheckpointError:
     """Return the error for a latent upsampler instead of a VAE."""
     way = option("LatentUpsampler.from_pretrained opens it", "the command upscale takes it, before decode")
@@ -216,7 +221,7 @@ def _open_folder(folder: Path, medium: Medium) -> list[Archive]:
             archives = _open(folder, choice)
             if is_index(choice[-1][0]):
                 in_indexes.update(info.path for info in archives[-1].tensors.values())
-            if any(part.networks for part in recognize(archives[-1:], medium)[1]):
+            if has_networks(archives[-1:], medium):
                 archives_by_name[choice[-1][0]] = archives
         except CheckpointError as error:
             failures.append(error)
