@@ -751,14 +751,6 @@ class PartFolder(_Part):
         """Path of the target, which is another one after a folder above it was moved."""
         return self._part.parent if self._is_inside else self._part.with_name(self._place.name)
 
-    def find_clash(self) -> str | None:
-        """Return the name of a file in the folder that clashes. `None` means that there is none."""
-        if self._overwrite or not os.path.isdir(self._real):
-            return None
-        parts = _part_pattern(self._place)
-        names = (name for name in sorted(os.listdir(self._real)) if not parts.fullmatch(name))
-        return next(filter(self._clashes, names), None)
-
     def complete(self) -> Path | None:
         """Move the folder, or its files, to the target. Returns another name if it has got that, see `take_name`."""
         path = self._give_name()
@@ -771,10 +763,11 @@ class PartFolder(_Part):
         return sorted(self.path.iterdir())
 
     def _move(self) -> tuple[Path, Path]:
-        folder = self.path
-        is_free = os.path.isdir(self._real) and self.find_clash() is None
-        if is_free and _move_entries(folder, self._real, overwrite=self._overwrite):
-            return self._real, self._real
+        folder, real, is_part = self.path, self._real, _part_pattern(self._place).fullmatch
+        if os.path.isdir(real):
+            names = [] if self._overwrite else [name for name in os.listdir(real) if not is_part(name)]
+            if not any(map(self._clashes, names)) and _move_entries(folder, real, overwrite=self._overwrite):
+                return real, real
         sync_folder(folder)
         path = take_name(folder, self._part.with_name(self._place.name), overwrite=False)
         return path, path.parent

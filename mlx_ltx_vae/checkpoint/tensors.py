@@ -30,7 +30,7 @@ _WORD, _WORD_BITS = "uint32", 32
 class TensorInfo(NamedTuple):
     """Location of a tensor that has not been read.
 
-    Its values are between `begin` and `end` of the file. `state` is the state of the file when its header was read. For
+    Its values are at `begin` in the file. `state` is the state of the file when its header was read. For
     an `array` in memory, `path` is the name of its mapping in error messages. A quantized weight has the dtype of its
     scales, and the shape and the location of its weight; its `parts` are the stored weight, scales and biases.
     """
@@ -40,7 +40,6 @@ class TensorInfo(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     begin: int = 0
-    end: int = 0
     array: mx.array | np.ndarray | None = None
     state: FileState | None = None
     parts: tuple["TensorInfo", ...] = ()

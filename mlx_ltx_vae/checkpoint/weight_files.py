@@ -303,7 +303,7 @@ def _open_file(path: Path) -> Archive:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}).") from error
     tensors = {
-        name: TensorInfo(path.absolute(), name, header.dtype, header.shape, header.begin, header.end, state=state)
+        name: TensorInfo(path.absolute(), name, header.dtype, header.shape, header.begin, state=state)
         for name, header in headers.items()
     }
     check_unchanged(tensors.values())

@@ -339,7 +339,11 @@ class MappedLatents:
         if not isinstance(index, tuple) or len(index) > self.ndim or not all(isinstance(part, slice) for part in index):
             raise TypeError(f"latents in a file are indexed with a tuple of up to five slices, not {index!r}.")
         check_process()
-        self._check_bits()
+        if not self._has_checked_bits and self.stored.header.dtype == "uint16":
+            full = slice(None)
+            frames = (slice(frame, frame + 1) for frame in sampled_frames(self.shape.frames))
+            check_plausible((self._read((full, full, frame, full, full)) for frame in frames), self.source)
+        self._has_checked_bits = True
         index += (slice(None),) * (self.ndim - len(index))
         latents = self._read(index)
         with mx.stream(mx.cpu):
@@ -369,14 +373,6 @@ class MappedLatents:
             block = block[self.first_video : self.first_video + self.shape.batch, :, :: part.step]
             values[:, :, start : start + step] = block[crop]
         return stored.to_floats(values)
-
-    def _check_bits(self) -> None:
-        """Raise a `LatentsError` if a sample of uint16 values cannot be the bits of bfloat16."""
-        if not self._has_checked_bits and self.stored.header.dtype == "uint16":
-            full = slice(None)
-            frames = (slice(frame, frame + 1) for frame in sampled_frames(self.shape.frames))
-            check_plausible((self._read((full, full, frame, full, full)) for frame in frames), self.source)
-        self._has_checked_bits = True
 
     def item(self, index: int) -> "MappedLatents":
         """Return the latents of one video of the batch."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -140,7 +140,8 @@ def find_layout(
     vae: str = DEFAULT_VAE_NAME,
 ) -> Layout:
     """Find the only layout that fits a stored shape. Without `latent_channels`, unpacked latents are channels-first."""
-    grid, sizes = _merge_grids(grid, metadata.grid, source), _if_complete(metadata.sizes)
+    grid = _merge_grids(grid, metadata.grid, source)
+    sizes = None if None in metadata.sizes else cast(Grid, metadata.sizes)
     if metadata.is_channels_first:
         latent_channels = sizes = None
     layouts = [Layout(dict(zip(axes, shape, strict=True))) for axes in _LAYOUTS.get(len(shape), ())]
@@ -220,12 +221,6 @@ def find_video_sizes(
     return (None, None, None) if is_grid else metadata.sizes, grid[0]
 
 
-def _if_complete(sizes: Sizes) -> Grid | None:
-    """Return the sizes as a grid, or `None` if one of them is `None`."""
-    frames, height, width = sizes
-    return None if frames is None or height is None or width is None else (frames, height, width)
-
-
 def _fits(sizes: Sizes, grid: Grid) -> bool:
     return all(size in (None, length) for size, length in zip(sizes, grid, strict=True))
 
@@ -252,11 +247,12 @@ def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
             entry = f"{key} = {quote(metadata[key][:80])}"
             raise LatentsError(f"{source}: its metadata has {entry}, which is not {expected}.") from None
     sizes, latent_sizes = (tuple(values[key] for key in keys) for keys in (_SIZES, _GRID_SIZES))
+    latent_grid = None if None in latent_sizes else latent_sizes
     return LatentsMetadata(
         sizes,
         latent_sizes,
         fps=values["fps"],
-        grid=_merge_grids(values["grid"], _if_complete(latent_sizes), source),
+        grid=_merge_grids(values["grid"], latent_grid, source),
         normalized=values["normalized"],
         source_frames=values["source_frames"],
         carry=values["carry"],

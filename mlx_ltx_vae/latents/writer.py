@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, suppress
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 
 import mlx.core as mx
 import numpy as np
@@ -37,10 +36,7 @@ _BLOCK_BYTES = 2**25
 _DECODE_COMMAND = "mlx_ltx_vae decode {} -m VAE -o clip.mp4"
 
 
-#: No sizes of a video, as a default argument.
-NO_SIZES: Mapping[str, int | None] = MappingProxyType({})
 NO_SPACE = LatentSpace()
-NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 
 
 class LatentsWriter(AbstractContextManager["LatentsWriter"]):
@@ -89,22 +85,24 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         self,
         *,
         fps: Rate | None = None,
-        sizes: Mapping[str, int | None] = NO_SIZES,
+        sizes: Mapping[str, int | None] | None = None,
         audio: mx.array | None = None,
         keyframes: Keyframes | None = None,
         space: LatentSpace = NO_SPACE,
-        workflow: Mapping[str, str] = NO_ENTRIES,
+        workflow: Mapping[str, str] | None = None,
     ) -> Path | None:
         """Write the file, with the arguments and errors of `save_latents`. Returns what `PartFile.complete` returns.
 
         `sizes` are "num_frames", "height", "width", "source_frames" and "carry". `workflow` is that of `LatentsInfo`.
         """
         assert self._shape is not None, "latents were written"
+        sizes = sizes or {}
         exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
         video = sizes.get("num_frames"), sizes.get("height"), sizes.get("width")
         find_video_sizes(LatentsMetadata(video), self._shape.grid, None, self._name)
         if self._layout is None:
-            self._write_own(self._shape, {"fps": exact_fps, **sizes}, audio, keyframes, {**space.entries, **workflow})
+            entries = {**space.entries, **(workflow or {})}
+            self._write_own(self._shape, {"fps": exact_fps, **sizes}, audio, keyframes, entries)
         else:
             assert audio is None and keyframes is None, "trainers read them from other files"
             self._write_for(self._layout, self._shape, exact_fps, sizes, space)
