@@ -55,7 +55,7 @@ _PICKLE_ENDINGS = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin")
 _MAX_METADATA_BYTES = 1024  # of one value
 _NPY_HEADER_BYTES = 2**14  # numpy refuses headers of more than 10,000
 _ZIP_ENTRY = b"PK\x01\x02"
-_MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
+_MAX_LENGTH = 100_000_000  # bytes, of a safetensors header: the format's own limit; a text seems to have more
 _BLOCK_BYTES, _INFLATED_BYTES = 2**25, 2**20  # read at a time
 _READ_BYTES = 2**30  # macOS reads less than 2**31 at once
 
@@ -285,13 +285,13 @@ class Reader:
     open: Callable[[OpenFile], Content]  # may raise any exception, whose text is the reason in a `LatentsError`
 
 
-def _starts_safetensors(start: bytes) -> bool:
-    is_text = int.from_bytes(start[:8], "little") > _MAX_SAFETENSORS_HEADER
-    return find_format(start) is Format.SAFETENSORS and not is_text
-
-
 READERS = [
-    Reader("safetensors", (".safetensors", ".latent"), _starts_safetensors, _open_safetensors),
+    Reader(
+        "safetensors",
+        (".safetensors", ".latent"),
+        lambda start: find_format(start) is Format.SAFETENSORS and int.from_bytes(start[:8], "little") <= _MAX_LENGTH,
+        _open_safetensors,
+    ),
     Reader(".npy", (".npy",), lambda start: find_format(start) is Format.NPY, _open_npy),
     Reader(".npz", (".npz",), lambda start: find_format(start) is Format.ZIP, _open_npz),
 ]

@@ -22,7 +22,7 @@ from ..files import PartFile, expand_path, numbered_names, writing_to
 from ..process import uninterrupted
 from ..shapes import DEFAULT_SCALE, LatentShape, is_count
 from ..units import Rate, find_fps
-from .containers import TensorBlocks, safetensors_header, to_bytes, write_safetensors
+from .containers import TensorBlocks, to_bytes, write_safetensors
 from .formats import check_finite, check_shape
 from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
 from .layouts import Layout, TrainerClip
@@ -120,7 +120,11 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         metadata = {key: str(value) for key, value in values.items() if value is not None}
         metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST, **entries}
         arrays = {} if audio is None else {AUDIO_NAMES[0]: audio}
-        arrays |= self._keyframe_tensors(keyframes, shape)
+        if keyframes is not None:
+            keyframes.check(shape, f"{self._name}: ")
+            stills = to_mlx(keyframes.latents, "keyframe latents")
+            self._check_values(stills, "keyframe latents")
+            arrays |= {STILL_NAMES[0]: stills, NUMBER_NAMES[0]: mx.array(list(keyframes.frames), mx.int32)}
         if is_for_comfyui(self._name):
             if arrays:
                 raise WriterError(
@@ -169,14 +173,6 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         if dtype_name(latents.dtype) not in _FLOATS:
             raise LatentsError(f"{self._name}: {name} are {latents.dtype}; expected float32, float16 or bfloat16.")
         check_finite(latents, self._name if name == "latents" else f"{self._name}: {name}")
-
-    def _keyframe_tensors(self, keyframes: Keyframes | None, shape: LatentShape) -> dict[str, mx.array]:
-        if keyframes is None:
-            return {}
-        keyframes.check(shape, f"{self._name}: ")
-        latents = to_mlx(keyframes.latents, "keyframe latents")
-        self._check_values(latents, "keyframe latents")
-        return {STILL_NAMES[0]: latents, NUMBER_NAMES[0]: mx.array(list(keyframes.frames), mx.int32)}
 
     def _planes(self, shape: LatentShape) -> Iterator[bytes]:
         """Yield the values in the order of the file, some channels at a time."""
@@ -280,9 +276,8 @@ def rescue_latents(
 def save_audio_latents(path: str | os.PathLike, audio: mx.array) -> None:
     """Write audio latents (B, 8, T, 16) without a video, named as by `save_latents`. Existing files are kept."""
     audio, part = to_mlx(audio, "audio latents"), PartFile(Path(path), overwrite=False)
-    with writing_to(path):
-        header = safetensors_header([TensorBlocks.of(AUDIO_NAMES[0], audio)], {"normalized": "true"})
-        part.path.write_bytes(header + to_bytes(audio))
+    with writing_to(path), part.path.open("r+b") as file:
+        write_safetensors(file, [TensorBlocks.of(AUDIO_NAMES[0], audio)], {"normalized": "true"})
     part.complete()
 
 
