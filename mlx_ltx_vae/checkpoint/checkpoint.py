@@ -329,19 +329,9 @@ def _open(
     class_name = source_config.get("_class_name") if isinstance(source_config, Mapping) else None
     paths = [path for archive in archives for path in (archive.path, *(info.path for info in archive.tensors.values()))]
     files = list(dict.fromkeys([*paths, *filter(os.path.exists, config_files)]))
+    is_inferred, pair = source_config is None, statistics[-1] if statistics else None
     checkpoint = Checkpoint(
-        name,
-        class_name,
-        source_config is None,
-        family,
-        config,
-        raw_config,
-        archives,
-        networks,
-        statistics[-1] if statistics else None,
-        medium,
-        files,
-        short_name,
+        name, class_name, is_inferred, family, config, raw_config, archives, networks, pair, medium, files, short_name
     )
     if len(statistics) > 1:
         _check_statistics(checkpoint, statistics)

@@ -151,16 +151,9 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         num_frames, height, width = (
             sizes.get(name) or size for name, size in zip(("num_frames", "height", "width"), video, strict=True)
         )
-        clip = TrainerClip(
-            self._name,
-            TensorBlocks("latents", self._dtype, shape[1:], self._planes(shape)),
-            num_frames,
-            height,
-            width,
-            min(sizes.get("source_frames") or num_frames, num_frames),
-            fps,
-            space,
-        )
+        source_frames = min(sizes.get("source_frames") or num_frames, num_frames)
+        latents = TensorBlocks("latents", self._dtype, shape[1:], self._planes(shape))
+        clip = TrainerClip(self._name, latents, num_frames, height, width, source_frames, fps, space)
         with writing_to(self._name), self._part.path.open("r+b") as file:
             layout.write(file, clip)
 
