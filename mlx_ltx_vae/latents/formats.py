@@ -85,6 +85,12 @@ class OpenFile(io.FileIO):
             num_bytes += count
         return num_bytes
 
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        try:
+            return super().seek(offset, whence)
+        except OSError as error:  # the parser of a damaged archive
+            raise ValueError("a part of it would begin before the file") from error
+
     def read(self, size: int | None = -1) -> bytes:
         check_header(self.state[2] - self.tell() if size is None or size < 0 else size, 0)
         content = super().read(size)
