@@ -88,11 +88,6 @@ class Ranks:
                     "ranks the same files and options."
                 )
 
-    def work_alone(self) -> None:
-        """Remove the limit of the time between two exchanges: from now on, ranks may work alone for any time."""
-        if self.group is not None:
-            end_time_limit()
-
     def deal(self, costs: Sequence[int]) -> list[int]:
         """Return the rank of each item: longest first, each to the rank with the least work."""
         loads = [0] * self.size
@@ -199,7 +194,7 @@ def restart_time_limit() -> None:
 
 
 def end_time_limit() -> None:
-    """Remove the time limit."""
+    """Remove the time limit: from now on, ranks may work alone for any time."""
     global _is_over
     with uninterrupted():
         _is_over = True

@@ -13,6 +13,7 @@ import stat
 import sys
 import tempfile
 import unicodedata
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -179,9 +180,8 @@ def explain_unwritable(folder: str | os.PathLike) -> str:
 def read_small_file(path: str | os.PathLike, max_bytes: int, *, pipes: bool = False) -> bytes:
     """Return the content of a file, opened as by `open_file`. More than `max_bytes` are an `OSError`."""
     with open_file(path, pipes=pipes) as file:
-        is_larger = os.fstat(file.fileno()).st_size > max_bytes  # a file with holes: nothing is allocated
-        content = b"" if is_larger else file.read(max_bytes + 1)
-    if is_larger or len(content) > max_bytes:
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
         raise OSError(errno.EFBIG, f"more than {format_bytes(max_bytes)}", os.fspath(path))
     return content
 
@@ -263,7 +263,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _STANDARD_STREAM = "-"
-_Identity = tuple[int, int]  # device and inode
 
 
 def file_key(path: str | os.PathLike) -> str:
@@ -283,8 +282,8 @@ def check_distinct(outputs: Iterable[str | os.PathLike], inputs: Sequence[str | 
             raise WriterError(f"{name}: is one of the inputs, which are never replaced; choose another output.")
 
 
-def _identity(file: str | os.PathLike | int) -> _Identity | None:
-    """Return the identity of a regular file. `None` means another file, where nothing is lost."""
+def _identity(file: str | os.PathLike | int) -> tuple[int, int] | None:
+    """Return the device and the inode of a regular file. `None` means another file, where nothing is lost."""
     with suppress(OSError, ValueError):  # ValueError: a NUL in the name, which is an error where it is opened
         status = os.stat(file)
         if stat.S_ISREG(status.st_mode):
@@ -387,7 +386,7 @@ def create_part(target: Path, create: Callable[[Path], object]) -> tuple[Path, i
     part for the same target is created. Its name has the same ending and at most 255 bytes.
     """
     head, tail = _part_affixes(target)
-    _remove_abandoned(target.parent, _part_pattern(target))
+    _remove_abandoned(target)
     while True:
         path = target.with_name(head + secrets.token_hex(4) + tail)
         create(path)
@@ -446,13 +445,14 @@ def remove_part(path: Path, lock: int) -> None:
         os.close(lock)
 
 
-def _remove_abandoned(folder: Path, name: re.Pattern[str]) -> None:
-    """Remove the entries of a folder that match the pattern and that no process has locked."""
+def _remove_abandoned(target: Path) -> None:
+    """Remove the parts of a target that no process has locked."""
+    is_part = _part_pattern(target).fullmatch
     with suppress(OSError):
-        for entry in os.listdir(folder):
-            if name.fullmatch(entry):
+        for name in os.listdir(target.parent):
+            if is_part(name):
                 with suppress(OSError):  # it belongs to another user
-                    path = folder / entry
+                    path = target.with_name(name)
                     lock = os.open(path, _LOCK_FLAGS)
                     try:
                         is_kept = bool(os.fstat(lock).st_mode & stat.S_ISVTX)  # see `_Part._keep`
@@ -483,13 +483,6 @@ def check_not_empty(file: Path) -> None:
     """Raise an `OSError` for a finished file that is empty: its writer failed without an error."""
     if not os.stat(file).st_size:
         raise OSError("what was written is empty; check the free disk space")
-
-
-def _sync_files(files: Sequence[Path]) -> None:
-    """Wait until finished files are on the disk."""
-    for index, path in enumerate(files, 1):
-        with path.open("rb") as file:
-            sync(file.fileno(), drive=index == len(files))
 
 
 def sync_folder(folder: Path) -> None:
@@ -579,14 +572,7 @@ def warn_of_name(name: str | os.PathLike, other: str | os.PathLike, *, has_moved
     warn(f"{os.fspath(name)}: {reason} meanwhile, so the output is {other}.")
 
 
-def kept_error(target: str | os.PathLike, error: OSError, path: Path) -> WriterError:
-    """Return the error of a finished output that could not get its name, or be synced, and is at `path`."""
-    return WriterError(
-        f"{target}: cannot be written ({error.strerror or error}); the finished output is kept as {path}."
-    )
-
-
-class _Part:
+class _Part(ABC):
     """Hidden file or folder in the folder of an output, where it is filled and then named.
 
     It is removed with this object. It is created at once, so that a missing or read-only folder is refused before any
@@ -630,8 +616,8 @@ class _Part:
                 raise
             write(self.path / name, *arguments)
 
-    def _give_name(self, move: Callable[[], tuple[Path, Path]]) -> Path:
-        """Call `move`, which returns the output's name and the folder that has changed. Returns the name.
+    def _give_name(self) -> Path:
+        """Move the part to its name, and return that.
 
         Before, the files are on the disk; afterwards, their names are too: a power cut leaves the old file or the whole
         new one. If a step fails, the output is kept, and a `WriterError` says where.
@@ -640,11 +626,14 @@ class _Part:
             for path in self._files():
                 check_not_empty(path)
         try:
-            _sync_files(self._files())
+            for path in (files := self._files()):
+                with path.open("rb") as file:
+                    sync(file.fileno(), drive=path == files[-1])
             with uninterrupted():
-                name, folder = move()
+                name, folder = self._move()
         except OSError as error:
-            raise kept_error(self._label, error, self._keep()) from error
+            problem = f"cannot be written ({error.strerror or error}); the finished output is kept as {self._keep()}"
+            raise WriterError(f"{self._label}: {problem}.") from error
         try:
             sync_folder(folder)
         except OSError as error:
@@ -655,6 +644,10 @@ class _Part:
     def _files(self) -> list[Path]:
         """Return the files that have been written."""
         return [self.path]
+
+    @abstractmethod
+    def _move(self) -> tuple[Path, Path]:
+        """Give the part its name. Returns that, and the folder that has changed."""
 
     def _keep(self) -> Path:
         """Keep the part, under a name that is not hidden if it can be renamed. Returns the path of the output."""
@@ -707,7 +700,7 @@ class PartFile(_Part):
                     shutil.copyfileobj(content, target)
             self._remove()
             return None
-        path = self._give_name(self._move)
+        path = self._give_name()
         if path == Path(os.path.realpath(self.target)):  # also of a working folder that was moved
             return None
         moved = path if self.has_moved or self.target.is_symlink() else self.target.with_name(path.name)
@@ -758,17 +751,9 @@ class PartFolder(_Part):
         """Path of the target, which is another one after a folder above it was moved."""
         return self._part.parent if self._is_inside else self._part.with_name(self._place.name)
 
-    def find_clash(self) -> str | None:
-        """Return the name of a file in the folder that clashes. `None` means that there is none."""
-        if self._overwrite or not os.path.isdir(self._real):
-            return None
-        parts = _part_pattern(self._place)
-        names = (name for name in sorted(os.listdir(self._real)) if not parts.fullmatch(name))
-        return next(filter(self._clashes, names), None)
-
     def complete(self) -> Path | None:
         """Move the folder, or its files, to the target. Returns another name if it has got that, see `take_name`."""
-        path = self._give_name(self._move)
+        path = self._give_name()
         if path == Path(os.path.realpath(self.target)):  # also of a working folder that was moved
             return None
         is_beside = path.parent == self._real.parent and not self.has_moved and not self.target.is_symlink()
@@ -778,10 +763,11 @@ class PartFolder(_Part):
         return sorted(self.path.iterdir())
 
     def _move(self) -> tuple[Path, Path]:
-        folder = self.path
-        is_free = os.path.isdir(self._real) and self.find_clash() is None
-        if is_free and _move_entries(folder, self._real, overwrite=self._overwrite):
-            return self._real, self._real
+        folder, real, is_part = self.path, self._real, _part_pattern(self._place).fullmatch
+        if os.path.isdir(real):
+            names = [] if self._overwrite else [name for name in os.listdir(real) if not is_part(name)]
+            if not any(map(self._clashes, names)) and _move_entries(folder, real, overwrite=self._overwrite):
+                return real, real
         sync_folder(folder)
         path = take_name(folder, self._part.with_name(self._place.name), overwrite=False)
         return path, path.parent

@@ -16,7 +16,7 @@ from .audio_vae import AudioVAE, find_audio_decoder
 from .backend.mlx_utils import to_float
 from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.loading import NetworkHandle
-from .checkpoint.locate import Location, locate, read_export, recognize
+from .checkpoint.locate import Location, has_networks, locate, read_export
 from .checkpoint.weight_files import Archive, StoredNetwork, is_index
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, ReaderError, excerpt, printable, warn
 from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, expand_path, find_format
@@ -94,7 +94,7 @@ def inspect(
                 raise
         else:
             audio = _find_audio_beside(location)
-    if audio is not None and (location is None or not _has_pictures(location.archives)):
+    if audio is not None and (location is None or not has_networks(location.archives)):
         if has_latent_options:
             raise CheckpointError(f"{source}: this is a checkpoint of audio, which takes no such options.")
         return audio
@@ -210,12 +210,12 @@ def _inspect_tensors(
     video_vae = None if vae is None else VideoVAE.from_pretrained(vae)
     audio_decoder = find_audio_decoder(audio_vae, vae)
     if (tensor, grid) == (None, None):
-        tensors, metadata, _ = open_tensor_file(path)
-        if is_audio_alone(tensors, None if video_vae is None else video_vae.config.latent_channels):
-            file = find_audio_latents(tensors, metadata, str(path), is_alone=True, tensor=audio_tensor)
-            assert file is not None
-            return _inspect_audio_latents(file, audio_decoder)
-        if tensors.keys() <= set(KEYFRAME_NAMES) and (keyframes := find_keyframes(tensors, metadata, str(path))):
+        file = open_tensor_file(path)
+        if is_audio_alone(file.tensors, None if video_vae is None else video_vae.config.latent_channels):
+            audio = find_audio_latents(file, is_alone=True, tensor=audio_tensor)
+            assert audio is not None
+            return _inspect_audio_latents(audio, audio_decoder)
+        if file.tensors.keys() <= set(KEYFRAME_NAMES) and (keyframes := find_keyframes(file)):
             return _inspect_keyframes(keyframes)
     return _inspect_latents(path, video_vae, audio_decoder, tensor=tensor, audio_tensor=audio_tensor, grid=grid)
 
@@ -241,13 +241,9 @@ def _try_video(path: Path, vae: str | None) -> Report | None:
         return None
 
 
-def _has_pictures(archives: list[Archive], medium: Medium = PICTURES) -> bool:
-    return any(part.networks for part in recognize(archives, medium)[1])
-
-
 def _has_latents(archive: Archive, tensor: str | None) -> bool:
     """Return whether a safetensors file is latents. Raises a `CheckpointError` if it has neither them nor a network."""
-    if _has_pictures([archive]) or _has_pictures([archive], UPSAMPLERS):  # of which an open is an error
+    if has_networks([archive]) or has_networks([archive], UPSAMPLERS):  # of which an open is an error
         return False
     candidates = {name for name in archive.tensors if not is_audio_name(name) and name not in KEYFRAME_NAMES}
     is_clear = len(candidates) <= 1 or not candidates.isdisjoint(KNOWN_NAMES)
@@ -286,7 +282,7 @@ def _find_audio_beside(location: Location) -> Report | None:
     try:
         return _find_audio(location)
     except CheckpointError as error:
-        if not _has_pictures(location.archives):
+        if not has_networks(location.archives):
             raise
         warn(f"its audio is left out: {error}")
         return None
@@ -311,7 +307,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
         "name": checkpoint.name,
         "generation": checkpoint.config.generation,
         "class": checkpoint.class_name,
-        "configuration": _configuration(checkpoint),
+        "configuration": "inferred" if checkpoint.is_inferred else "stated",
         "file_bytes": sum(path.stat().st_size for path in paths),
         "vae_bytes": sum(stored.num_bytes for stored in networks.values()),
         "latent_channels": config.latent_channels,
@@ -324,30 +320,17 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Report:
     }
 
 
-def _configuration(checkpoint: Checkpoint) -> str:
-    return "inferred" if checkpoint.is_inferred else "stated"
-
-
 def _networks(names: Iterable[str], stored: Mapping[str, StoredNetwork], description: Mapping[str, Any]) -> Report:
-    return {
-        name: {
-            **description.get(name, {}),
-            "parameters": stored[name].parameters_by_dtype.total(),
-            "dtypes": dict(stored[name].parameters_by_dtype),
-            "bytes": stored[name].num_bytes,
-            **_quantization(stored[name]),
-            "weight_layout": stored[name].layout.value,
-        }
-        if name in stored
-        else None
-        for name in names
-    }
-
-
-def _quantization(stored: StoredNetwork) -> Report:
-    """Describe the quantized weights of a network, if it has any."""
-    kinds = sorted({(info.bits, info.group_size) for info in stored.quantized})
-    return {"quantization": [{"bits": bits, "group_size": size} for bits, size in kinds]} if kinds else {}
+    """Describe the networks of a checkpoint. One that does not exist is null."""
+    reports: dict[str, Report | None] = dict.fromkeys(names)
+    for name, network in stored.items():
+        dtypes = network.parameters_by_dtype
+        report = {**description.get(name, {}), "parameters": dtypes.total(), "dtypes": dict(dtypes)}
+        report["bytes"] = network.num_bytes
+        if kinds := sorted({(info.bits, info.group_size) for info in network.quantized}):
+            report["quantization"] = [{"bits": bits, "group_size": size} for bits, size in kinds]
+        reports[name] = report | {"weight_layout": network.layout.value}
+    return reports
 
 
 def _describe(checkpoint: Checkpoint, network: str) -> NetworkHandle[Any] | None:
@@ -371,7 +354,7 @@ def _find_audio(source: str | Location) -> Report | None:
     """Describe the audio networks of a path, or of a location that has been opened. Returns `None` without any."""
     try:
         location = source if isinstance(source, Location) else locate(source, AUDIO)
-        if not any(part.networks for part in recognize(location.archives, AUDIO)[1]):
+        if not has_networks(location.archives, AUDIO):
             return None
     except CheckpointError:
         return None
@@ -386,7 +369,7 @@ def _find_audio(source: str | Location) -> Report | None:
         "kind": "audio checkpoint",
         "name": checkpoint.name,
         "generation": config.generation,
-        "configuration": _configuration(checkpoint),
+        "configuration": "inferred" if checkpoint.is_inferred else "stated",
         **checkpoint.family.describe(config),
         **_networks(AUDIO.networks, networks, {}),
         "plans": plans,

@@ -51,13 +51,9 @@ class PublishedModel:
         return self.sources[0]
 
     @property
-    def repository(self) -> str:
-        return self.source.partition(":")[0]
-
-    @property
     def page(self) -> str:
         """Address of the model's page, where a gated model's license is accepted."""
-        return f"{HUB}/{self.repository}"
+        return f"{HUB}/{self.source.partition(':')[0]}"
 
     @property
     def terms(self) -> str:

@@ -55,6 +55,14 @@ def test_a_shape_that_does_not_fit_the_members_size_is_refused_at_opening(
     assert "latents has" in text or "shape is (1, -8, -3, 4, 5)" in text
 
 
+@pytest.mark.parametrize("num_bytes", [10, 400])
+def test_an_archive_without_its_beginning_says_so(tmp_path: Path, latents: np.ndarray, num_bytes: int) -> None:
+    path = write_npz(tmp_path / "clip.npz", zipfile.ZIP_STORED, latents=npy(latents))
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + content[-num_bytes:])
+    assert "(a part of it would begin before the file)" in refusal(path)
+
+
 @pytest.mark.parametrize("shape", [HUGE, (1, 8, 3, 4, 6), (1, -8, -3, 4, 5)])
 def test_a_npy_file_that_is_too_short_for_its_shape_is_refused_at_opening(
     tmp_path: Path, latents: np.ndarray, shape: tuple

@@ -33,7 +33,7 @@ def test_names_are_unique_and_plain():
         assert len(names) == len(set(names)) == len(models_of(kind))
     assert not models_of(Kind.VIDEO).keys() & models_of(Kind.PREVIEW).keys()  # both are named with -m
     for model in MODELS:
-        assert parse_reference(model.source)[0] == model.repository
+        assert parse_reference(model.source)[0] == model.source.partition(":")[0]
         for _, inner in map(parse_reference, model.sources):
             assert inner is None or inner.endswith(".safetensors")
         assert all(name == name.lower() and "/" not in name for name in model.names) and model.latents

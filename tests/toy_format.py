@@ -14,7 +14,7 @@ ENDINGS = [ending for reader in formats.READERS for ending in reader.endings]
 
 
 def open_toy(file: OpenFile) -> Content:
-    line = file.pread(0, 200).partition(b"\n")[0]
+    line = file.read(200).partition(b"\n")[0]
     shape = tuple(int(length) for length in line.removeprefix(START).split())
     begin = len(line) + 1
     header = TensorHeader("float32", shape, begin, begin + 4 * math.prod(shape))

@@ -35,7 +35,7 @@ from ..networks.base import (
 )
 from ..networks.specs import NetworkSpec
 from ..units import format_bytes
-from .locate import Location, is_cached, locate, recognize, upsampler_error
+from .locate import Location, has_networks, is_cached, locate, recognize, upsampler_error
 from .tensors import (
     GROUP_SIZES,
     QUANTIZATION_KEYS,
@@ -45,7 +45,7 @@ from .tensors import (
     join_quantized,
     read_tensors,
 )
-from .weight_files import Archive, StoredNetwork, infer_layout, parse_layout, read_json
+from .weight_files import Archive, StoredNetwork, find_layout, read_json
 
 #: Arrays by name, as an app holds them.
 Arrays = Mapping[str, mx.array | np.ndarray]
@@ -151,18 +151,17 @@ class Checkpoint:
     @property
     def source(self) -> VAESource:
         """Source of the VAE that this checkpoint is opened as."""
-        networks = {network: self._report(network) for network in self.networks}
+        reports: dict[str, dict[str, str]] = {network: {} for network in self.networks}
+        for network, report in reports.items():
+            if not self.is_in_memory:  # the file of several shards is their index, or the first shard
+                shards = {info.path for info in self.networks[network].tensors.values()}
+                paths = {archive.path: {info.path for info in archive.tensors.values()} for archive in self.archives}
+                report["file"] = str(next(path for path, stored in paths.items() if shards <= stored))
+            report["generation"] = self.config.generation
+            if network == "decoder":
+                report["decoder"] = self.family.decoder
         files = () if self.is_in_memory else tuple(self.files)
-        return VAESource(self.name, files, self.latents_taken, self.version, networks)
-
-    def _report(self, network: str) -> dict[str, str]:
-        """Report a network, JSON-serializable. The file of several shards is their index, or the first shard."""
-        kind = {"decoder": self.family.decoder} if network == "decoder" else {}
-        if self.is_in_memory:
-            return {"generation": self.config.generation, **kind}
-        shards = {info.path for info in self.networks[network].tensors.values()}
-        archives = [archive for archive in self.archives if shards <= {info.path for info in archive.tensors.values()}]
-        return {"file": str(archives[0].path), "generation": self.config.generation, **kind}
+        return VAESource(self.name, files, self.latents_taken, self.version, reports)
 
     @property
     def version(self) -> tuple[int, int] | None:
@@ -194,16 +193,11 @@ class Checkpoint:
     @property
     def is_in_memory(self) -> bool:
         """Return whether the tensors are arrays in memory, and not in files."""
-        return any(info.array is not None for info in self._tensors)
+        return any(info.array is not None for stored in self.networks.values() for info in stored.tensors.values())
 
     def check_unchanged(self) -> None:
-        check_unchanged(self._tensors)
-
-    @property
-    def _tensors(self) -> list[TensorInfo]:
-        """All stored tensors of the networks and the statistics."""
         tensors = [stored.tensors[name] for stored in self.networks.values() for name in sorted(stored.tensors)]
-        return [part for info in (*tensors, *(self.statistics or ())) for part in info.stored]
+        check_unchanged(part for info in (*tensors, *(self.statistics or ())) for part in info.stored)
 
     def evaluate(self, label: str, *arrays: mx.array) -> None:
         """Evaluate tensors of the checkpoint. Raises a `CheckpointError` naming `label` if they cannot be read."""
@@ -320,8 +314,7 @@ def _open(
     for archive, part in zip(archives, parts, strict=True):
         for network, names in part.networks.items():
             tensors = {inner_name: archive.tensors[full_name] for inner_name, full_name in names.items()}
-            layout = parse_layout(archive.metadata, name)
-            layout = layout or infer_layout([info.shape for info in tensors.values()], family.kernels, name)
+            layout = find_layout(archive.metadata, [info.shape for info in tensors.values()], family.kernels, name)
             stored[network] = StoredNetwork(tensors, layout, family.kernels)
     _check_networks(location, requested, stored.keys(), medium)
     for network in filter(stored.__contains__, requested):
@@ -336,13 +329,10 @@ def _open(
     class_name = source_config.get("_class_name") if isinstance(source_config, Mapping) else None
     paths = [path for archive in archives for path in (archive.path, *(info.path for info in archive.tensors.values()))]
     files = list(dict.fromkeys([*paths, *filter(os.path.exists, config_files)]))
-    is_inferred = source_config is None
+    is_inferred, pair = source_config is None, statistics[-1] if statistics else None
     checkpoint = Checkpoint(
-        name, class_name, is_inferred, family, config, raw_config, archives, networks, None, medium, files
+        name, class_name, is_inferred, family, config, raw_config, archives, networks, pair, medium, files, short_name
     )
-    checkpoint = replace(checkpoint, short_name=short_name)
-    if statistics:
-        checkpoint = replace(checkpoint, statistics=statistics[-1])
     if len(statistics) > 1:
         _check_statistics(checkpoint, statistics)
     version = None if checkpoint.is_in_memory else checkpoint.stated_version
@@ -415,7 +405,7 @@ def _warn_of_quantized(networks: Mapping[str, StoredNetwork], name: str) -> None
 def _check_networks(location: Location, requested: Sequence[str], stored: Set[str], medium: Medium) -> None:
     """Check that the source has at least one of the `requested` networks; raise a `CheckpointError` otherwise."""
     if not stored:
-        if medium is not UPSAMPLERS and any(part.networks for part in recognize(location.archives, UPSAMPLERS)[1]):
+        if medium is not UPSAMPLERS and has_networks(location.archives, UPSAMPLERS):
             raise upsampler_error(location.name, medium)
         tensors = [tensor for archive in location.archives for tensor in archive.tensors]
         names = excerpt(", ".join(tensors[:_NAMED_TENSORS])) + (" ..." if len(tensors) > _NAMED_TENSORS else "")
@@ -436,13 +426,14 @@ def _find_statistics(
     The files of a folder are those of one VAE. If the source names a file, a partner that lends it no network, whose
     statistics may be another VAE's, counts only where the named file has none.
     """
-    candidates = [
-        (part.networks.keys(), tuple(archive.tensors[tensor] for tensor in part.statistics))
-        for archive, part in zip(location.archives, parts, strict=True)
-        if part.statistics is not None
-    ]
-    used = [infos for networks, infos in candidates if not networks.isdisjoint(requested)] if location.is_file else []
-    pairs = [(mean, std) for mean, std in used or [infos for _, infos in candidates]]
+    all_pairs, used_pairs = [], []
+    for archive, part in zip(location.archives, parts, strict=True):
+        if part.statistics is not None:
+            mean, std = (archive.tensors[tensor] for tensor in part.statistics)
+            all_pairs.append((mean, std))
+            if location.is_file and not part.networks.keys().isdisjoint(requested):
+                used_pairs.append((mean, std))
+    pairs = used_pairs or all_pairs
     if not pairs:
         raise CheckpointError(
             f"{location.name}: the statistics of the latents (per_channel_statistics.mean-of-means and std-of-means) "

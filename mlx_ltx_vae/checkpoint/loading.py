@@ -99,16 +99,14 @@ class NetworkHandle(Generic[NetworkT]):
 
 
 @explained_device_errors()
-def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network | None:
-    """Make a network and load its weights, cast to `dtype` unless it is `None`.
+def load_network(checkpoint: Checkpoint, name: str, dtype: mx.Dtype | None) -> Network:
+    """Make a network of a checkpoint and load its weights, cast to `dtype` unless it is `None`.
 
-    Returns `None` if the checkpoint does not have the network. Weights are laid out for the default device; without a
-    `dtype`, they may get a more accurate one of the same size. Raises a `CheckpointError` for a tensor that is
-    unreadable, not finite, or zero, and for a file that has changed since its header was read.
+    Weights are laid out for the default device; without a `dtype`, they may get a more accurate one of the same size.
+    Raises a `CheckpointError` for a tensor that is unreadable, not finite, or zero, and for a file that has changed
+    since its header was read.
     """
-    stored = checkpoint.networks.get(name)
-    if stored is None:
-        return None
+    stored = checkpoint.networks[name]
     statistics = checkpoint.read_statistics()
     with kept_random_state():
         network = checkpoint.family.make(checkpoint.config, name, statistics)

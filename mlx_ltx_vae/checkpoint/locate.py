@@ -152,6 +152,11 @@ def recognize(
     return family, parts
 
 
+def has_networks(archives: Sequence[Archive], medium: Medium = PICTURES) -> bool:
+    """Return whether a network of the medium is in the archives."""
+    return any(part.networks for part in recognize(archives, medium)[1])
+
+
 def upsampler_error(name: str, medium: Medium) -> CheckpointError:
     """Return the error for a latent upsampler instead of a VAE."""
     way = option("LatentUpsampler.from_pretrained opens it", "the command upscale takes it, before decode")
@@ -216,7 +221,7 @@ def _open_folder(folder: Path, medium: Medium) -> list[Archive]:
             archives = _open(folder, choice)
             if is_index(choice[-1][0]):
                 in_indexes.update(info.path for info in archives[-1].tensors.values())
-            if any(part.networks for part in recognize(archives[-1:], medium)[1]):
+            if has_networks(archives[-1:], medium):
                 archives_by_name[choice[-1][0]] = archives
         except CheckpointError as error:
             failures.append(error)
@@ -309,10 +314,6 @@ class _Listing(NamedTuple):
     license: str | None = None
     is_gated: bool = False
 
-    @property
-    def is_offline(self) -> bool:
-        return self.problem is not None
-
 
 def _fetch_files(listing: _Listing, inner: str | None, medium: Medium) -> tuple[Path, tuple[WeightFiles, ...]]:
     names = list(listing.sizes)
@@ -372,12 +373,12 @@ def _download(listing: _Listing, names: Sequence[str]) -> Path:
     import huggingface_hub as hub
     from huggingface_hub.errors import GatedRepoError
 
-    repo = listing.repo
+    repo, is_offline = listing.repo, listing.problem is not None
     patterns = [glob.escape(name) for name in names]
-    if not listing.is_offline:
+    if not is_offline:
         _note_download(listing, names)
     try:
-        folder = Path(hub.snapshot_download(repo, allow_patterns=patterns, local_files_only=listing.is_offline))
+        folder = Path(hub.snapshot_download(repo, allow_patterns=patterns, local_files_only=is_offline))
     except Exception as error:
         remedy = "check the network, or log in with `hf auth login` if the repository is gated"
         if listing.is_gated or isinstance(error, GatedRepoError):

@@ -30,7 +30,7 @@ _WORD, _WORD_BITS = "uint32", 32
 class TensorInfo(NamedTuple):
     """Location of a tensor that has not been read.
 
-    Its values are between `begin` and `end` of the file. `state` is the state of the file when its header was read. For
+    Its values are at `begin` in the file. `state` is the state of the file when its header was read. For
     an `array` in memory, `path` is the name of its mapping in error messages. A quantized weight has the dtype of its
     scales, and the shape and the location of its weight; its `parts` are the stored weight, scales and biases.
     """
@@ -40,7 +40,6 @@ class TensorInfo(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     begin: int = 0
-    end: int = 0
     array: mx.array | np.ndarray | None = None
     state: FileState | None = None
     parts: tuple["TensorInfo", ...] = ()
@@ -53,7 +52,8 @@ class TensorInfo(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Stored bytes."""
-        return sum(math.prod(part.shape) * _itemsize(part.dtype) for part in self.stored)
+        sizes = {_WORD: _WORD_BITS // 8} | {name: dtype.size for name, dtype in DTYPES.items()}
+        return sum(math.prod(part.shape) * sizes[part.dtype] for part in self.stored)
 
     @property
     def group_size(self) -> int:
@@ -96,10 +96,6 @@ def _possible_shapes(weight: TensorInfo, scales: TensorInfo, biases: TensorInfo)
     return {
         size: (*weight.shape[:-1], length) for size, length in lengths.items() if bits in [length * n for n in _BITS]
     }
-
-
-def _itemsize(dtype: str) -> int:
-    return _WORD_BITS // 8 if dtype == _WORD else DTYPES[dtype].size
 
 
 def check_dtypes(tensors: Iterable[TensorInfo]) -> None:

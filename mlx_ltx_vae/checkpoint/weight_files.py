@@ -141,7 +141,7 @@ def prefer_convolutional(names: Sequence[str]) -> list[str]:
     if not convolutional and any("diffusion" in _stem(name) for name in vaes):
         convolutional = [name for name in vaes if "diffusion" not in _stem(name)]
     remaining = [name for name in names if name not in convolutional]
-    if not convolutional or not all(_is_vae(name) and not _is_pruned(name) for name in remaining):
+    if not convolutional or not all(_is_vae(name) and "pruna" not in _stem(name) for name in remaining):
         return list(names)
     if remaining:
         warn(
@@ -160,15 +160,16 @@ def _choose_by_layout(sets: dict[str, WeightFiles], is_audio: bool) -> list[tupl
     for folder in ("", "vae/"):
         if choices := _set_or_variants(sets, folder + _DIFFUSERS):
             return choices
+        pruned = [name for name in sets if name.startswith(folder) and _is_vae(name) and "pruna" in _stem(name)]
+        pruned_decoders = [name for name in pruned if "encoder" not in _stem(name)]  # which can replace the decoder
         for pack in _PAIRS:
             choices, encoders = [], []
             for names in pack:
                 encoder, decoder = (f"{folder}{name}.safetensors" for name in names)
                 encoder_sets = [sets[encoder]] if encoder in sets else []
                 if encoder_sets or decoder in sets:
-                    decoders = [
-                        name for name in sets if name == decoder or (not choices and _is_pruned_decoder(name, folder))
-                    ]
+                    replacements = [] if choices else pruned_decoders
+                    decoders = [name for name in sets if name == decoder or name in replacements]
                     choices += [(*encoder_sets, sets[name]) for name in decoders]
                     encoders.append(tuple(encoder_sets))
             if choices or encoders:
@@ -216,15 +217,6 @@ def _set_or_variants(sets: dict[str, WeightFiles], stem: str) -> list[tuple[Weig
 
 def _is_vae(name: str) -> bool:
     return "vae" in _stem(name) and "audio" not in _stem(name)
-
-
-def _is_pruned_decoder(name: str, folder: str) -> bool:
-    """Return whether a file in a pack is, by its name, a pruned decoder that can replace the decoder."""
-    return name.startswith(folder) and _is_vae(name) and _is_pruned(name) and "encoder" not in _stem(name)
-
-
-def _is_pruned(name: str) -> bool:
-    return "pruna" in _stem(name)
 
 
 def _stem(name: str) -> str:
@@ -311,7 +303,7 @@ def _open_file(path: Path) -> Archive:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error}).") from error
     tensors = {
-        name: TensorInfo(path.absolute(), name, header.dtype, header.shape, header.begin, header.end, state=state)
+        name: TensorInfo(path.absolute(), name, header.dtype, header.shape, header.begin, state=state)
         for name, header in headers.items()
     }
     check_unchanged(tensors.values())
@@ -354,10 +346,10 @@ class StoredNetwork:
 
     @property
     def parameters_by_dtype(self) -> Counter[str]:
-        count: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for info in self.tensors.values():
-            count[info.dtype] += math.prod(info.shape)
-        return count
+            counts[info.dtype] += math.prod(info.shape)
+        return counts
 
     @property
     def num_bytes(self) -> int:
@@ -380,11 +372,9 @@ class StoredNetwork:
         """
         tensors = dict(self.tensors)
         for name, info in self.tensors.items():
-            candidates = [info.with_group_size(size) for size in GROUP_SIZES] if info.parts else []
-            fitting = [
-                part for part in candidates if self._sanitized_shape(name, part.shape) == self.expected.get(name)
-            ]
-            tensors[name] = fitting[0] if fitting else info
+            for candidate in (info.with_group_size(size) for size in reversed(GROUP_SIZES)):
+                if self._sanitized_shape(name, candidate.shape) == self.expected.get(name):
+                    tensors[name] = candidate
         return replace(self, tensors=tensors)
 
     def read(self, dtype: mx.Dtype | None = None) -> Iterator[tuple[str, mx.array]]:
@@ -432,21 +422,21 @@ class StoredNetwork:
         return self.layout is WeightLayout.CHANNELS_FIRST and shape[2:] in self.kernels
 
 
-def parse_layout(metadata: Mapping[str, str], source: str) -> WeightLayout | None:
-    """Return the layout that a file's metadata states, if any."""
-    text = metadata.get(WEIGHT_LAYOUT_KEY)
-    try:
-        return None if text is None else WeightLayout(text)
-    except ValueError:
-        layouts = " and ".join(f"({layout.value})" for layout in WeightLayout)
+def find_layout(
+    metadata: Mapping[str, str], shapes: Iterable[Shape], kernels: Collection[Shape], source: str
+) -> WeightLayout:
+    """Return the layout that the metadata states, or that all weights with one of the `kernels` allow.
+
+    A weight may allow both.
+    """
+    if (text := metadata.get(WEIGHT_LAYOUT_KEY)) is not None:
+        layouts = {layout.value: layout for layout in WeightLayout}
+        if text in layouts:
+            return layouts[text]
         raise CheckpointError(
-            f"{source}: its metadata states the {WEIGHT_LAYOUT_KEY} {quote(text)}, and known are {layouts}; convert it "
-            "again from the original."
-        ) from None
-
-
-def infer_layout(shapes: Iterable[Shape], kernels: Collection[Shape], source: str) -> WeightLayout:
-    """Return the layout that all weights with one of the `kernels` allow. A weight may allow both."""
+            f"{source}: its metadata states the {WEIGHT_LAYOUT_KEY} {quote(text)}, and known are "
+            f"{' and '.join(f'({layout})' for layout in layouts)}; convert it again from the original."
+        )
     # A filter with one axis longer than 1 has the same values in all layouts.
     allowed = {(shape[2:] in kernels, shape[1:-1] in kernels) for shape in shapes if len(_without_ones(shape)) > 1}
     is_first, is_last = (True, False) in allowed, (False, True) in allowed

@@ -250,8 +250,8 @@ class GalleryJob(PreviewJob):
         return replace(
             clip,
             facts=facts if batch == 1 else f"{facts} · {batch} videos",
-            prompt=find_text(file.entries, "prompt", "text"),
-            seed=find_text(file.entries, "seed", "noise_seed"),
+            prompt=find_text(file.content.entries, "prompt", "text"),
+            seed=find_text(file.content.entries, "seed", "noise_seed"),
             model=models[0].name if models else "",
             videos=tuple(Path(output).name for output in result.outputs),
             stills=tuple(map(_first_frame, result.outputs)),

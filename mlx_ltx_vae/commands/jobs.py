@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from .. import AudioVAE, LatentUpsampler, VideoVAE
-from ..distributed import Ranks, join_ranks
+from ..distributed import Ranks, end_time_limit, join_ranks
 from ..errors import ItemsError, OutputExists, describe_error, printable, telling_warnings
 from ..files import check_replaceable, file_key, is_pipe, make_folder
 from ..pipeline import progress
@@ -288,7 +288,7 @@ class Job(ABC):
         ranks.check_inputs([(item.source, item.output) for item in items])
         # The costs on the first rank count for all, since a file may be missing on another rank.
         costs = ranks.gather([result.cost if result.is_pending else 0 for result in results])[0]
-        ranks.work_alone()
+        end_time_limit()
         return [index for index, rank in enumerate(ranks.deal(costs)) if rank == ranks.rank]
 
     def _run_item(self, item: Item, result: Result, bar: FrameBar | None, *, label: str = "") -> Result:

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from ..errors import LatentsError, excerpt, option, quote, warn
 from ..units import format_count
-from .formats import StoredArray, check_finite, check_plausible, check_readable, open_tensor_file
+from .formats import StoredArray, TensorFile, check_finite, check_plausible, check_readable, open_tensor_file
 from .metadata import AUDIO_LENGTHS, AUDIO_NAMES, is_audio_name, parse_metadata
 from .statistics import GivenStatistics, choose_statistics
 
@@ -47,7 +47,7 @@ class AudioLatentsFile:
         source = f"{self.source}: audio latents {quote(self.tensor)}"
         values = self._stored.to_floats(self._stored.read())
         values = (values if self.layout.startswith("(B") else values[None])[..., : self.length, :]
-        if self._stored.dtype_name == "uint16":
+        if self._stored.header.dtype == "uint16":
             check_plausible([values], source)
         check_finite(values, source, axes="btc" if values.ndim == 3 else "bctf")
         return values
@@ -82,29 +82,25 @@ def open_audio_latents(
     path: str | os.PathLike, *, is_alone: bool = False, tensor: str | None = None
 ) -> AudioLatentsFile | None:
     """Open a file and return its audio latents, as `find_audio_latents`. Raises a `LatentsError`, too, if it cannot."""
-    tensors, entries, source = open_tensor_file(path)
-    return find_audio_latents(tensors, entries, source, is_alone=is_alone, tensor=tensor)
+    return find_audio_latents(open_tensor_file(path), is_alone=is_alone, tensor=tensor)
 
 
 def find_audio_latents(
-    tensors: Mapping[str, StoredArray],
-    entries: Mapping[str, str],
-    source: str,
-    *,
-    is_alone: bool = False,
-    tensor: str | None = None,
+    file: TensorFile, *, is_alone: bool = False, tensor: str | None = None
 ) -> AudioLatentsFile | None:
     """Return the audio latents among the tensors of a file, or `None` if there are none.
 
-    They are stored as (B, 8, T, 16), the same without a batch, or packed (B, T, 128). `entries` are the metadata of the
-    file. `is_alone` is True if the file may have no other latents. `tensor` is their name, if it is unusual. Raises a
-    `LatentsError` for another shape, a name that does not exist, and several tensors with usual names.
+    They are stored as (B, 8, T, 16), the same without a batch, or packed (B, T, 128). `is_alone` is True if the file
+    may have no other latents. `tensor` is their name, if it is unusual. Raises a `LatentsError` for another shape, a
+    name that does not exist, and several tensors with usual names.
     """
+    tensors, entries, source = file
     name = _choose_audio(tensors, tensor, source, is_alone=is_alone)
     if name is None:
         return None
     stored = tensors[name]
-    shape, layout = stored.shape, "(B, 8, T, 16)"
+    stored_shape, layout = stored.header.shape, "(B, 8, T, 16)"
+    shape = stored_shape
     if _is_audio_shape(shape) and len(shape) == 3:
         shape, layout = (1, *shape), "(8, T, 16)"
     batch, *sizes = shape or (0,)
@@ -117,16 +113,16 @@ def find_audio_latents(
             f"audio latents {quote(name)} have" if is_audio_name(name) else f"has no audio latents: {quote(name)} has"
         )
         raise LatentsError(
-            f"{source}: {problem} the shape {excerpt(stored.shape)}; expected (B, {_CHANNELS}, T, {_BINS}), or packed "
+            f"{source}: {problem} the shape {excerpt(stored_shape)}; expected (B, {_CHANNELS}, T, {_BINS}), or packed "
             f"(B, T, {_CHANNELS * _BINS})."
         )
-    if 0 in stored.shape:
+    if 0 in stored_shape:
         raise LatentsError(f"{source}: audio latents {quote(name)} are empty.")
     check_readable(stored, f"audio latents {quote(name)}")
     if AUDIO_LENGTHS in tensors:
         length = _used_length(tensors[AUDIO_LENGTHS], length, source)
-    normalized = parse_metadata(dict(entries), source).normalized
-    return AudioLatentsFile(source, name, stored.shape, stored.dtype_name, layout, batch, length, normalized, stored)
+    normalized = parse_metadata(entries, source).normalized
+    return AudioLatentsFile(source, name, stored_shape, stored.header.dtype, layout, batch, length, normalized, stored)
 
 
 def _choose_audio(tensors: Mapping[str, StoredArray], tensor: str | None, source: str, *, is_alone: bool) -> str | None:
@@ -148,8 +144,8 @@ def _choose_audio(tensors: Mapping[str, StoredArray], tensor: str | None, source
 
 def _used_length(stored: StoredArray, length: int, source: str) -> int:
     """Return the length of audio latents without padding, as the file states it; warn if it is less than `length`."""
-    values = set(stored.read().flat) if math.prod(stored.shape) <= _MAX_LENGTHS else set()
-    used = int(values.pop()) if len(values) == 1 and stored.dtype_name.startswith(("int", "uint")) else 0
+    values = set(stored.read().flat) if math.prod(stored.header.shape) <= _MAX_LENGTHS else set()
+    used = int(values.pop()) if len(values) == 1 and stored.header.dtype.startswith(("int", "uint")) else 0
     if not 0 < used <= length:
         raise LatentsError(f"{source}: expected {AUDIO_LENGTHS} to be one number from 1 to {length}; correct it.")
     if used < length:
@@ -162,7 +158,7 @@ def is_audio_alone(tensors: Mapping[str, StoredArray], latent_channels: int | No
     """Return whether a file with these tensors has audio latents and no others."""
     names = [name for name in tensors if not is_audio_name(name)]
     names = [name for name in names if name in _PLAIN_NAMES] or names
-    is_alone = len(names) == 1 and looks_like_audio(tensors[names[0]].shape, latent_channels)
+    is_alone = len(names) == 1 and looks_like_audio(tensors[names[0]].header.shape, latent_channels)
     return bool(tensors) and (not names or is_alone)
 
 

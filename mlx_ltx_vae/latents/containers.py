@@ -40,21 +40,16 @@ def to_bytes(array: mx.array) -> bytes:
 def write_safetensors(file: IO[bytes], tensors: Iterable[TensorBlocks], metadata: Mapping[str, str]) -> None:
     """Write a safetensors file. Tensors with the largest values come first, so that each is aligned."""
     ordered_tensors = sorted(tensors, key=lambda tensor: -tensor.dtype.size)
-    file.write(safetensors_header(ordered_tensors, metadata))
-    for tensor in ordered_tensors:
-        file.writelines(tensor.blocks)
-
-
-def safetensors_header(tensors: Iterable[TensorBlocks], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a safetensors file with these tensors in order."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
-    for name, dtype, shape, _ in tensors:
+    for name, dtype, shape, _ in ordered_tensors:
         start, end = end, end + dtype.size * math.prod(shape)
         entries[name] = {"dtype": _DTYPES[dtype_name(dtype)], "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
+    file.write(len(text).to_bytes(8, "little") + text)
+    for tensor in ordered_tensors:
+        file.writelines(tensor.blocks)
 
 
 def write_torch(file: IO[bytes], tensor: TensorBlocks, values: Mapping[str, int | float]) -> None:

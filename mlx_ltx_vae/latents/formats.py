@@ -55,7 +55,7 @@ _PICKLE_ENDINGS = (".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".bin")
 _MAX_METADATA_BYTES = 1024  # of one value
 _NPY_HEADER_BYTES = 2**14  # numpy refuses headers of more than 10,000
 _ZIP_ENTRY = b"PK\x01\x02"
-_MAX_SAFETENSORS_HEADER = 100_000_000  # bytes; the format's own limit
+_MAX_LENGTH = 100_000_000  # bytes, of a safetensors header: the format's own limit; a text seems to have more
 _BLOCK_BYTES, _INFLATED_BYTES = 2**25, 2**20  # read at a time
 _READ_BYTES = 2**30  # macOS reads less than 2**31 at once
 
@@ -65,57 +65,41 @@ _READABLE_DTYPES = ("float16", "float32", "float64", *_BITS)
 _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest magnitude
 
 
-class OpenFile(io.RawIOBase):
+class OpenFile(io.FileIO):
     """File that stays open as long as this object exists, even if its name is deleted or reused for another file.
 
     Parsers of headers use it as a stream, which limits how much they read, whatever the header says.
     """
 
     def __init__(self, file: IO[bytes], source: str) -> None:
+        super().__init__(os.dup(file.fileno()), closefd=False)
+        weakref.finalize(self, os.close, self.fileno())  # without the warning of an open file that is collected
         self.source = source  # its name in errors
-        self._descriptor, self._offset = os.dup(file.fileno()), 0
-        weakref.finalize(self, os.close, self._descriptor)
-        self.state = file_state(self._descriptor)
-        self.size = self.state[2]
+        self.state = file_state(self.fileno())
+        self.seek(0)
 
-    def pread(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes at an offset, or fewer at the end of the file."""
-        content = bytearray(max(0, min(size, self.size - offset)))
-        return bytes(content[: self.pread_into(content, offset)])
-
-    def pread_into(self, buffer: bytearray | memoryview, offset: int) -> int:
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
         """Fill a buffer from an offset on, and return how many bytes were read."""
-        num_bytes, view = 0, memoryview(buffer).cast("B")
-        while count := os.preadv(self._descriptor, [view[num_bytes : num_bytes + _READ_BYTES]], offset + num_bytes):
+        num_bytes = 0
+        while count := os.preadv(self.fileno(), [buffer[num_bytes : num_bytes + _READ_BYTES]], offset + num_bytes):
             num_bytes += count
         return num_bytes
 
-    def seekable(self) -> bool:
-        return True
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._offset = offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._offset, os.SEEK_END: self.size}[whence]
-        if self._offset < 0:
-            raise ValueError("a part of it would begin before the file")
-        return self._offset
+        try:
+            return super().seek(offset, whence)
+        except OSError as error:  # the parser of a damaged archive
+            raise ValueError("a part of it would begin before the file") from error
 
-    def tell(self) -> int:
-        return self._offset
-
-    def read(self, size: int = -1) -> bytes:
-        size = self.size - self._offset if size < 0 else size
-        check_header(size, 0)
-        content = self.pread(self._offset, size)
+    def read(self, size: int | None = -1) -> bytes:
+        check_header(self.state[2] - self.tell() if size is None or size < 0 else size, 0)
+        content = super().read(size)
         check_header(0, content.count(_ZIP_ENTRY))
-        self._offset += len(content)
         return content
 
-    def check_unchanged(self) -> None:
-        self.check_state(file_state(self._descriptor))
-
-    def check_state(self, state: FileState) -> None:
-        """Raise a `LatentsError` if the file differs from the one with this state: it was replaced or written to."""
-        if state != self.state:
+    def check_state(self, state: FileState | None = None) -> None:
+        """Raise a `LatentsError` if the file was replaced or written to: if this state, by default its own, is new."""
+        if self.state != (file_state(self.fileno()) if state is None else state):
             raise self.changed()
 
     def changed(self) -> LatentsError:
@@ -133,11 +117,11 @@ def reading(file: OpenFile) -> Iterator[None]:
     except LatentsError:
         raise
     except Exception as error:  # a damaged header can raise any exception in a parser
-        file.check_unchanged()
+        file.check_state()
         names = [reader.name for reader in READERS]
         reason = excerpt(str(error).split("\n")[0].rstrip("."), 120) or "it is damaged"
         raise LatentsError(f"{file.source}: cannot be read as {_join(names)} ({reason}).") from error
-    file.check_unchanged()
+    file.check_state()
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,30 +133,19 @@ class StoredArray:
     load_header: Callable[[], TensorHeader]
     load_values: Callable[[TensorHeader], np.ndarray] | None = None  # of a tensor in an archive
 
-    @property
-    def source(self) -> str:
-        return self.file.source
-
     @cached_property
     def header(self) -> TensorHeader:
         with reading(self.file):
             return self.load_header()
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        return self.header.shape
-
-    @property
-    def dtype_name(self) -> str:
-        return self.header.dtype
-
-    @property
     def stored_dtype(self) -> np.dtype:
         """Dtype in the file: uint16 for bfloat16; a void, such as `V1`, for other types that numpy does not have."""
-        if self.header.numpy_dtype is not None:
-            return self.header.numpy_dtype
-        size = self.header.num_bytes // max(1, math.prod(self.shape))
-        name = "u2" if self.dtype_name == "bfloat16" else f"V{size}" if self.dtype_name.isupper() else self.dtype_name
+        header = self.header
+        if header.numpy_dtype is not None:
+            return header.numpy_dtype
+        size = header.num_bytes // max(1, math.prod(header.shape))
+        name = "u2" if header.dtype == "bfloat16" else f"V{size}" if header.dtype.isupper() else header.dtype
         return np.dtype(name).newbyteorder("<")
 
     @cached_property
@@ -182,11 +155,11 @@ class StoredArray:
 
     def read(self, frames: range | None = None) -> np.ndarray:
         """Return all values, or consecutive frames of a tensor (..., F', H', W') in C order that is in no archive."""
-        header, dtype = self.header, self.stored_dtype
+        header = self.header
         if frames is None and header.num_bytes > MAX_WHOLE_BYTES:
             raise LatentsError(
-                f"{self.source}: {excerpt(self.name, 40)} {self.shape} takes {format_bytes(header.num_bytes)}, and "
-                f"more than {format_bytes(MAX_WHOLE_BYTES)} are read frame by frame only; save latents "
+                f"{self.file.source}: {excerpt(self.name, 40)} {header.shape} takes {format_bytes(header.num_bytes)}, "
+                f"and more than {format_bytes(MAX_WHOLE_BYTES)} are read frame by frame only; save latents "
                 "(1, C, F', H', W') as safetensors."
             )
         with reading(self.file):
@@ -194,26 +167,22 @@ class StoredArray:
                 raise ValueError("it holds Python objects, which could run any code when read")
             if self.load_values is not None:
                 return self.load_values(header)
-            if frames is None:
-                values = np.empty(math.prod(header.shape), dtype)
-                self._fill(values, 0)
-                return values.reshape(header.shape, order=header.order)
-            *planes, length, height, width = header.shape
-            values = np.empty((math.prod(planes), len(frames), height, width), dtype)
-            for plane, part in enumerate(values):
-                self._fill(part, (plane * length + frames.start) * height * width)
-            return values.reshape(*planes, len(frames), height, width)
-
-    def _fill(self, values: np.ndarray, first: int) -> None:
-        """Read consecutive values from number `first` on."""
-        offset = self.header.begin + first * values.itemsize
-        if values.size and self.file.pread_into(values.view(np.uint8).data, offset) < values.nbytes:
-            raise self.file.changed()
+            shape, num_planes, start = header.shape, 1, header.begin
+            if frames is not None:
+                *planes, length, height, width = shape
+                shape, num_planes = (*planes, len(frames), height, width), math.prod(planes)
+                start += header.num_bytes // (num_planes * length) * frames.start
+            values = np.empty((num_planes, math.prod(shape) // num_planes), self.stored_dtype)
+            for plane, part in enumerate(values if values.size else ()):
+                offset = start + header.num_bytes // num_planes * plane
+                if self.file.pread_into(part.view(np.uint8).data, offset) < part.nbytes:
+                    raise self.file.changed()
+            return values.reshape(shape, order=header.order)
 
     @property
     def mlx_dtype(self) -> mx.Dtype:
         """Dtype of `to_floats`."""
-        name = self.dtype_name
+        name = self.header.dtype
         return mx.bfloat16 if name in _BITS else mx.float16 if name == "float16" else mx.float32
 
     @property
@@ -248,8 +217,8 @@ def _open_safetensors(file: OpenFile) -> Content:
 
 def _open_npy(file: OpenFile) -> Content:
     header = _read_npy(file)
-    if not header.has_objects and file.size < header.end:
-        raise ValueError(f"it has {file.size} bytes of {header.end}, so it was cut short")
+    if not header.has_objects and file.state[2] < header.end:
+        raise ValueError(f"it has {file.state[2]} bytes of {header.end}, so it was cut short")
     name = Path(file.source).stem
     return {name: StoredArray(file, name, lambda: header)}, {}
 
@@ -322,13 +291,13 @@ class Reader:
     open: Callable[[OpenFile], Content]  # may raise any exception, whose text is the reason in a `LatentsError`
 
 
-def _starts_safetensors(start: bytes) -> bool:
-    is_text = int.from_bytes(start[:8], "little") > _MAX_SAFETENSORS_HEADER
-    return find_format(start) is Format.SAFETENSORS and not is_text
-
-
 READERS = [
-    Reader("safetensors", (".safetensors", ".latent"), _starts_safetensors, _open_safetensors),
+    Reader(
+        "safetensors",
+        (".safetensors", ".latent"),
+        lambda start: find_format(start) is Format.SAFETENSORS and int.from_bytes(start[:8], "little") <= _MAX_LENGTH,
+        _open_safetensors,
+    ),
     Reader(".npy", (".npy",), lambda start: find_format(start) is Format.NPY, _open_npy),
     Reader(".npz", (".npz",), lambda start: find_format(start) is Format.ZIP, _open_npz),
 ]
@@ -376,7 +345,11 @@ class MappedLatents:
         if not isinstance(index, tuple) or len(index) > self.ndim or not all(isinstance(part, slice) for part in index):
             raise TypeError(f"latents in a file are indexed with a tuple of up to five slices, not {index!r}.")
         check_process()
-        self._check_bits()
+        if not self._has_checked_bits and self.stored.header.dtype == "uint16":
+            full = slice(None)
+            frames = (slice(frame, frame + 1) for frame in sampled_frames(self.shape.frames))
+            check_plausible((self._read((full, full, frame, full, full)) for frame in frames), self.source)
+        self._has_checked_bits = True
         index += (slice(None),) * (self.ndim - len(index))
         latents = self._read(index)
         with mx.stream(mx.cpu):
@@ -390,31 +363,22 @@ class MappedLatents:
     def _read(self, index: tuple[slice, ...]) -> mx.array:
         """Return a slice as it is stored. A few of its frames are in memory twice, fewer if they are large."""
         ranges = [range(size)[part] for size, part in zip(self.shape, index, strict=True)]
-        frames, step = ranges[2], max(1, _BLOCK_BYTES * self.shape.frames // self.stored.header.num_bytes)
-        values = np.empty([len(indices) for indices in ranges], self.stored.numpy_dtype)
+        stored, header = self.stored, self.stored.header
+        frames, step = ranges[2], max(1, _BLOCK_BYTES * self.shape.frames // header.num_bytes)
+        values = np.empty([len(indices) for indices in ranges], stored.numpy_dtype)
+        is_in_order = "".join(self.layout.sizes).removeprefix("B") == "CFHW" and header.order == "C"
+        reads_frames = is_in_order and stored.load_values is None and self.layout.shape.batch == 1
         crop = (*index[:2], slice(None), *index[3:])
         for start in range(0, len(frames) if values.size else 0, step):
-            values[:, :, start : start + step] = self._read_frames(frames[start : start + step])[crop]
-        return self.stored.to_floats(values)
-
-    def _read_frames(self, frames: range) -> np.ndarray:
-        """Return the stored values of some frames, with any step."""
-        first, stop = min(frames), max(frames) + 1
-        axes, header = "".join(self.layout.sizes).removeprefix("B"), self.stored.header
-        is_in_order = axes == "CFHW" and header.order == "C" and self.stored.load_values is None
-        if is_in_order and self.layout.shape.batch == 1:
-            values = self.stored.read(range(first, stop)).reshape(1, self.shape.channels, -1, *self.shape[3:])
-        else:
-            values = self.layout.to_channels_first(self.stored.values)[:, :, first:stop]
-        return values[self.first_video : self.first_video + self.shape.batch, :, :: frames.step]
-
-    def _check_bits(self) -> None:
-        """Raise a `LatentsError` if a sample of uint16 values cannot be the bits of bfloat16."""
-        if not self._has_checked_bits and self.stored.dtype_name == "uint16":
-            full = slice(None)
-            frames = (slice(frame, frame + 1) for frame in sampled_frames(self.shape.frames))
-            check_plausible((self._read((full, full, frame, full, full)) for frame in frames), self.source)
-        self._has_checked_bits = True
+            part = frames[start : start + step]
+            first, stop = min(part), max(part) + 1
+            if reads_frames:
+                block = stored.read(range(first, stop)).reshape(1, self.shape.channels, -1, *self.shape[3:])
+            else:
+                block = self.layout.to_channels_first(stored.values)[:, :, first:stop]
+            block = block[self.first_video : self.first_video + self.shape.batch, :, :: part.step]
+            values[:, :, start : start + step] = block[crop]
+        return stored.to_floats(values)
 
     def item(self, index: int) -> "MappedLatents":
         """Return the latents of one video of the batch."""
@@ -424,21 +388,23 @@ class MappedLatents:
 def open_tensor_file(path: str | os.PathLike) -> TensorFile:
     """Open a file, "-" for standard input. Headers of tensors may be read later."""
     with _open_source(expand_path(path, LatentsError)) as file, reading(file):
-        tensors, metadata = _find_reader(file.pread(0, START_BYTES), file.source).open(file)
+        reader = _find_reader(file.read(START_BYTES), file.source)
+        file.seek(0)
+        tensors, metadata = reader.open(file)
         return TensorFile(tensors, _take_metadata(tensors) | metadata, file.source)
 
 
 def _take_metadata(tensors: dict[str, StoredArray]) -> dict[str, str]:
     """Remove the one-element tensors in which some programs store metadata, and return their values as text."""
     metadata: dict[str, str] = {}
-    for name in [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].shape) == 1]:
+    for name in [key for key in METADATA_KEYS if key in tensors and math.prod(tensors[key].header.shape) == 1]:
         tensor = tensors.pop(name)
         if (size := tensor.stored_dtype.itemsize) > _MAX_METADATA_BYTES:
             problem = f"{name} takes {format_bytes(size)}, where a single value was expected"
-            raise LatentsError(f"{tensor.source}: {problem}.")
+            raise LatentsError(f"{tensor.file.source}: {problem}.")
         values = tensor.read()
         # As the shortest text that stands for the value: 23.976 in float32 is "23.976".
-        values = np.array(tensor.to_floats(values).astype(mx.float32)) if tensor.dtype_name == "bfloat16" else values
+        values = np.array(tensor.to_floats(values).astype(mx.float32)) if tensor.header.dtype == "bfloat16" else values
         metadata[name] = str(values.flat[0])
     return metadata
 
@@ -524,9 +490,9 @@ def check_shape(shape: Sequence[int], latent_channels: int | None, source: str, 
 
 def check_readable(stored: StoredArray, name: str) -> None:
     """Raise a `LatentsError` for values that are not floating-point numbers."""
-    if stored.dtype_name not in _READABLE_DTYPES:
+    if stored.header.dtype not in _READABLE_DTYPES:
         raise LatentsError(
-            f"{stored.source}: {name} is stored as {stored.dtype_name}; save it as float32, float16 or bfloat16."
+            f"{stored.file.source}: {name} is stored as {stored.header.dtype}; save it as float32, float16 or bfloat16."
         )
 
 

@@ -12,7 +12,7 @@ from ..backend.mlx_utils import native_array
 from ..errors import LatentsError, excerpt, warn
 from ..shapes import LatentShape
 from ..units import format_count
-from .formats import MappedLatents, StoredArray, check_readable, open_tensor_file
+from .formats import MappedLatents, StoredArray, TensorFile, check_readable, open_tensor_file
 from .metadata import CHANNELS_FIRST, Layout, parse_metadata
 from .statistics import GivenStatistics, choose_statistics
 
@@ -129,32 +129,30 @@ def load_keyframes(
 
 def open_keyframes(path: str | os.PathLike, num_frames: int | None = None) -> KeyframesFile | None:
     """Open a file and return its keyframes, as `find_keyframes`. Raises a `LatentsError`, too, if it cannot."""
-    tensors, entries, source = open_tensor_file(path)
-    return find_keyframes(tensors, entries, source, num_frames)
+    return find_keyframes(open_tensor_file(path), num_frames)
 
 
-def find_keyframes(
-    tensors: Mapping[str, StoredArray], entries: Mapping[str, str], source: str, num_frames: int | None = None
-) -> KeyframesFile | None:
+def find_keyframes(file: TensorFile, num_frames: int | None = None) -> KeyframesFile | None:
     """Return the keyframes among the tensors of a file, or `None` if there are none.
 
-    `entries` are the metadata of the file. Frame numbers without latents are ignored. Keyframes after the last of
-    `num_frames`, by default the number in the metadata, are left out with a warning. Raises a `LatentsError` for
-    latents without frame numbers, with other axes, or of a dtype that is not read.
+    Frame numbers without latents are ignored. Keyframes after the last of `num_frames`, by default the number in the
+    metadata, are left out with a warning. Raises a `LatentsError` for latents without frame numbers, with other axes,
+    or of a dtype that is not read.
     """
+    tensors, entries, source = file
     name, numbers_name = _choose_name(STILL_NAMES, tensors, source), _choose_name(NUMBER_NAMES, tensors, source)
     if name is None:
         return None
     if numbers_name is None:
         raise LatentsError(f"{source}: has {name} and no {NUMBER_NAMES[STILL_NAMES.index(name)]}, their frame numbers.")
     stored, numbers = tensors[name], tensors[numbers_name]
-    _check_axes(stored.shape, f"{source}: ")
+    _check_axes(stored.header.shape, f"{source}: ")
     check_readable(stored, name)
-    shape = LatentShape(*stored.shape)
-    if numbers.shape != (shape.frames,) or not numbers.dtype_name.startswith(("int", "uint")):
+    shape = LatentShape(*stored.header.shape)
+    if numbers.header.shape != (shape.frames,) or not numbers.header.dtype.startswith(("int", "uint")):
         raise LatentsError(
-            f"{source}: {numbers_name} has the shape {excerpt(numbers.shape)} in {excerpt(numbers.dtype_name)}; "
-            f"expected ({shape.frames},) whole numbers, one for each of {name}."
+            f"{source}: {numbers_name} has the shape {excerpt(numbers.header.shape)} in "
+            f"{excerpt(numbers.header.dtype)}; expected ({shape.frames},) whole numbers, one for each of {name}."
         )
     frames = _check_frames(numbers.read(), shape.frames, f"{source}: ")
     metadata = parse_metadata(entries, source)
@@ -168,7 +166,7 @@ def find_keyframes(
     layout = Layout(dict(zip(CHANNELS_FIRST, shape, strict=True)))
     latents = MappedLatents(stored, layout, shape, f"{source}: keyframe latents")
     shape, frames = shape._replace(frames=len(indices)), tuple(frames[index] for index in indices)
-    return KeyframesFile(source, shape, frames, metadata.normalized, stored.dtype_name, latents, indices)
+    return KeyframesFile(source, shape, frames, metadata.normalized, stored.header.dtype, latents, indices)
 
 
 def _choose_name(names: Sequence[str], tensors: Mapping[str, StoredArray], source: str) -> str | None:

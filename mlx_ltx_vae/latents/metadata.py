@@ -14,7 +14,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -139,7 +140,8 @@ def find_layout(
     vae: str = DEFAULT_VAE_NAME,
 ) -> Layout:
     """Find the only layout that fits a stored shape. Without `latent_channels`, unpacked latents are channels-first."""
-    grid, sizes = _merge_grids(grid, metadata.grid, source), _if_complete(metadata.sizes)
+    grid = _merge_grids(grid, metadata.grid, source)
+    sizes = None if None in metadata.sizes else cast(Grid, metadata.sizes)
     if metadata.is_channels_first:
         latent_channels = sizes = None
     layouts = [Layout(dict(zip(axes, shape, strict=True))) for axes in _LAYOUTS.get(len(shape), ())]
@@ -219,12 +221,6 @@ def find_video_sizes(
     return (None, None, None) if is_grid else metadata.sizes, grid[0]
 
 
-def _if_complete(sizes: Sizes) -> Grid | None:
-    """Return the sizes as a grid, or `None` if one of them is `None`."""
-    frames, height, width = sizes
-    return None if frames is None or height is None or width is None else (frames, height, width)
-
-
 def _fits(sizes: Sizes, grid: Grid) -> bool:
     return all(size in (None, length) for size, length in zip(sizes, grid, strict=True))
 
@@ -251,11 +247,12 @@ def parse_metadata(metadata: Mapping[str, str], source: str) -> LatentsMetadata:
             entry = f"{key} = {quote(metadata[key][:80])}"
             raise LatentsError(f"{source}: its metadata has {entry}, which is not {expected}.") from None
     sizes, latent_sizes = (tuple(values[key] for key in keys) for keys in (_SIZES, _GRID_SIZES))
+    latent_grid = None if None in latent_sizes else latent_sizes
     return LatentsMetadata(
         sizes,
         latent_sizes,
         fps=values["fps"],
-        grid=_merge_grids(values["grid"], _if_complete(latent_sizes), source),
+        grid=_merge_grids(values["grid"], latent_grid, source),
         normalized=values["normalized"],
         source_frames=values["source_frames"],
         carry=values["carry"],
@@ -295,13 +292,9 @@ def _parse_count(text: str) -> int:
     return 0 if re.fullmatch("0+", text) else _parse_size(text)
 
 
-def _parse_generation(text: str) -> str | None:
-    """Return a generation's name, or `None` for the text of another program."""
-    return text if re.fullmatch(r"LTX[\w .-]{1,40}", text) else None
-
-
-def _parse_fingerprint(text: str) -> str | None:
-    return text if re.fullmatch(r"[0-9a-f]{16}", text) else None
+def _match(pattern: str, text: str) -> str | None:
+    """Return a text, or `None` for one of another program."""
+    return text if re.fullmatch(pattern, text) else None
 
 
 _SIZE = re.compile(r"0*[1-9][0-9]{0,8}")
@@ -314,7 +307,7 @@ _PARSERS: dict[str, tuple[Callable[[str], Any], str]] = {
     "grid": (parse_grid, "a grid such as 16x22x40"),
     "carry": (_parse_count, f"{_DIGITS} from 0 to {MAX_SIZE}"),
     "normalized": (lambda text: _FLAGS[text.lower()], "true or false"),
-    "generation": (_parse_generation, "a text"),
-    "vae_fingerprint": (_parse_fingerprint, "a text"),
+    "generation": (partial(_match, r"LTX[\w .-]{1,40}"), "a text"),
+    "vae_fingerprint": (partial(_match, "[0-9a-f]{16}"), "a text"),
 }
 METADATA_KEYS = (*_PARSERS, AXES_KEY)

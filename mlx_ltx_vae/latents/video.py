@@ -11,7 +11,7 @@ from ..errors import LatentsError, excerpt, option, quote, warn
 from ..shapes import Grid, LatentShape, ScaleFactors
 from ..units import format_count
 from .audio import AudioLatentsFile, find_audio_latents, looks_like_audio
-from .formats import MappedLatents, OpenFile, StoredArray, check_readable, check_shape, open_tensor_file
+from .formats import MappedLatents, OpenFile, TensorFile, check_readable, check_shape, open_tensor_file
 from .keyframes import KEYFRAME_NAMES, STILL_NAMES, KeyframesFile, find_keyframes
 from .metadata import (
     DEFAULT_VAE_NAME,
@@ -58,12 +58,11 @@ class LatentsFile:
     stored_dtype: str  # such as "bfloat16"
     layout: str  # the axes in the file, such as "(B, tokens, C)"
     _stored: MappedLatents = field(repr=False)  # before they are normalized
-    _tensors: Mapping[str, StoredArray] = field(repr=False, hash=False)  # all tensors of the file
-    entries: Mapping[str, str] = field(repr=False, hash=False)  # all metadata of the file, as text
+    content: TensorFile = field(repr=False, hash=False)
 
     def find_audio(self, tensor: str | None = None) -> AudioLatentsFile | None:
         """Return the audio latents of the same file, as `find_audio_latents` does."""
-        return find_audio_latents(self._tensors, self.entries, self.info.source, tensor=tensor)
+        return find_audio_latents(self.content, tensor=tensor)
 
     def count_source_frames(self, scale: ScaleFactors) -> int:
         """Return the number of frames without those that only pad the source to a whole last latent frame."""
@@ -74,7 +73,7 @@ class LatentsFile:
     @property
     def has_keyframes(self) -> bool:
         """Flag: the same file has keyframes, which have not been checked."""
-        return not self._tensors.keys().isdisjoint(STILL_NAMES)
+        return not self.content.tensors.keys().isdisjoint(STILL_NAMES)
 
     def find_keyframes(self) -> KeyframesFile | None:
         """Return the keyframes of the same file, or `None` if it has none.
@@ -82,10 +81,10 @@ class LatentsFile:
         Raises a `LatentsError` for invalid keyframes, and for keyframes on another grid. Warns if the file is from a
         pipeline that may have padded the latents, as the names tell, and does not state `num_frames`.
         """
-        keyframes = find_keyframes(self._tensors, self.entries, self.info.source, self.info.num_frames)
+        keyframes = find_keyframes(self.content, self.info.num_frames)
         if keyframes is not None:
             keyframes.check(self.shape)
-            if STILL_NAMES[1] in self._tensors and self.info.num_frames is None:
+            if STILL_NAMES[1] in self.content.tensors and self.info.num_frames is None:
                 text = "states no num_frames, so padding at the end that its pipeline may have added is decoded too"
                 warn(f"{self.info.source}: {text}; {option('slice it off', 'leave it out with --frames')}.")
         return keyframes
@@ -133,15 +132,16 @@ def open_latents(
     Leaves out latent frames after the last of the `num_frames` that the file states, with a warning. Raises a
     `LatentsError` for a file that cannot be read, is ambiguous, contradicts itself, or fits no decoder.
     """
-    tensors, entries, source = open_tensor_file(path)
+    content = open_tensor_file(path)
+    tensors, entries, source = content
     metadata = parse_metadata(entries, source)
     name = _choose_tensor(list(tensors), tensor, source)
-    stored = tensors[name]
-    if looks_like_audio(stored.shape, latent_channels):
+    stored, stored_shape = tensors[name], tensors[name].header.shape
+    if looks_like_audio(stored_shape, latent_channels):
         command = "give them with --audio-latents beside the video's latents, or decode them alone with -o NAME.wav"
         way = option("read them with load_audio_latents, for AudioVAE", command)
-        raise LatentsError(f"{source}: {excerpt(name)} {stored.shape} are audio latents; {way}.")
-    layout = find_layout(stored.shape, metadata, source, latent_channels=latent_channels, grid=grid, vae=vae)
+        raise LatentsError(f"{source}: {excerpt(name)} {stored_shape} are audio latents; {way}.")
+    layout = find_layout(stored_shape, metadata, source, latent_channels=latent_channels, grid=grid, vae=vae)
     check_shape(layout.shape, latent_channels, source, vae)
     check_readable(stored, excerpt(name))
     sizes, frames = find_video_sizes(metadata, layout.shape.grid, scale, source)
@@ -151,9 +151,9 @@ def open_latents(
     shape = layout.shape._replace(frames=frames)
     workflow = {key: entries[key] for key in _WORKFLOW_KEYS if key in entries and "\0" not in entries[key]}
     carry, space, source_frames = metadata.carry, metadata.space, metadata.source_frames
-    info = LatentsInfo(source, name, stored.shape, metadata.fps, *sizes, carry, space, workflow, source_frames)
+    info = LatentsInfo(source, name, stored_shape, metadata.fps, *sizes, carry, space, workflow, source_frames)
     latents = MappedLatents(stored, layout, shape, source)
-    return LatentsFile(info, shape, metadata.normalized, stored.dtype_name, str(layout), latents, tensors, entries)
+    return LatentsFile(info, shape, metadata.normalized, stored.header.dtype, str(layout), latents, content)
 
 
 def load_latents(

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, suppress
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 
 import mlx.core as mx
 import numpy as np
@@ -23,7 +22,7 @@ from ..files import PartFile, expand_path, numbered_names, writing_to
 from ..process import uninterrupted
 from ..shapes import DEFAULT_SCALE, LatentShape, is_count
 from ..units import Rate, find_fps
-from .containers import TensorBlocks, safetensors_header, to_bytes, write_safetensors
+from .containers import TensorBlocks, to_bytes, write_safetensors
 from .formats import check_finite, check_shape
 from .keyframes import NUMBER_NAMES, STILL_NAMES, Keyframes
 from .layouts import Layout, TrainerClip
@@ -37,10 +36,7 @@ _BLOCK_BYTES = 2**25
 _DECODE_COMMAND = "mlx_ltx_vae decode {} -m VAE -o clip.mp4"
 
 
-#: No sizes of a video, as a default argument.
-NO_SIZES: Mapping[str, int | None] = MappingProxyType({})
 NO_SPACE = LatentSpace()
-NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 
 
 class LatentsWriter(AbstractContextManager["LatentsWriter"]):
@@ -89,22 +85,24 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         self,
         *,
         fps: Rate | None = None,
-        sizes: Mapping[str, int | None] = NO_SIZES,
+        sizes: Mapping[str, int | None] | None = None,
         audio: mx.array | None = None,
         keyframes: Keyframes | None = None,
         space: LatentSpace = NO_SPACE,
-        workflow: Mapping[str, str] = NO_ENTRIES,
+        workflow: Mapping[str, str] | None = None,
     ) -> Path | None:
         """Write the file, with the arguments and errors of `save_latents`. Returns what `PartFile.complete` returns.
 
         `sizes` are "num_frames", "height", "width", "source_frames" and "carry". `workflow` is that of `LatentsInfo`.
         """
         assert self._shape is not None, "latents were written"
+        sizes = sizes or {}
         exact_fps = None if fps is None else find_fps(self._name, fps, WriterError)
         video = sizes.get("num_frames"), sizes.get("height"), sizes.get("width")
         find_video_sizes(LatentsMetadata(video), self._shape.grid, None, self._name)
         if self._layout is None:
-            self._write_own(self._shape, {"fps": exact_fps, **sizes}, audio, keyframes, {**space.entries, **workflow})
+            entries = {**space.entries, **(workflow or {})}
+            self._write_own(self._shape, {"fps": exact_fps, **sizes}, audio, keyframes, entries)
         else:
             assert audio is None and keyframes is None, "trainers read them from other files"
             self._write_for(self._layout, self._shape, exact_fps, sizes, space)
@@ -122,7 +120,11 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         metadata = {key: str(value) for key, value in values.items() if value is not None}
         metadata |= {"normalized": "true", AXES_KEY: CHANNELS_FIRST, **entries}
         arrays = {} if audio is None else {AUDIO_NAMES[0]: audio}
-        arrays |= self._keyframe_tensors(keyframes, shape)
+        if keyframes is not None:
+            keyframes.check(shape, f"{self._name}: ")
+            stills = to_mlx(keyframes.latents, "keyframe latents")
+            self._check_values(stills, "keyframe latents")
+            arrays |= {STILL_NAMES[0]: stills, NUMBER_NAMES[0]: mx.array(list(keyframes.frames), mx.int32)}
         if is_for_comfyui(self._name):
             if arrays:
                 raise WriterError(
@@ -149,16 +151,9 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         num_frames, height, width = (
             sizes.get(name) or size for name, size in zip(("num_frames", "height", "width"), video, strict=True)
         )
-        clip = TrainerClip(
-            self._name,
-            TensorBlocks("latents", self._dtype, shape[1:], self._planes(shape)),
-            num_frames,
-            height,
-            width,
-            min(sizes.get("source_frames") or num_frames, num_frames),
-            fps,
-            space,
-        )
+        source_frames = min(sizes.get("source_frames") or num_frames, num_frames)
+        latents = TensorBlocks("latents", self._dtype, shape[1:], self._planes(shape))
+        clip = TrainerClip(self._name, latents, num_frames, height, width, source_frames, fps, space)
         with writing_to(self._name), self._part.path.open("r+b") as file:
             layout.write(file, clip)
 
@@ -171,14 +166,6 @@ class LatentsWriter(AbstractContextManager["LatentsWriter"]):
         if dtype_name(latents.dtype) not in _FLOATS:
             raise LatentsError(f"{self._name}: {name} are {latents.dtype}; expected float32, float16 or bfloat16.")
         check_finite(latents, self._name if name == "latents" else f"{self._name}: {name}")
-
-    def _keyframe_tensors(self, keyframes: Keyframes | None, shape: LatentShape) -> dict[str, mx.array]:
-        if keyframes is None:
-            return {}
-        keyframes.check(shape, f"{self._name}: ")
-        latents = to_mlx(keyframes.latents, "keyframe latents")
-        self._check_values(latents, "keyframe latents")
-        return {STILL_NAMES[0]: latents, NUMBER_NAMES[0]: mx.array(list(keyframes.frames), mx.int32)}
 
     def _planes(self, shape: LatentShape) -> Iterator[bytes]:
         """Yield the values in the order of the file, some channels at a time."""
@@ -282,9 +269,8 @@ def rescue_latents(
 def save_audio_latents(path: str | os.PathLike, audio: mx.array) -> None:
     """Write audio latents (B, 8, T, 16) without a video, named as by `save_latents`. Existing files are kept."""
     audio, part = to_mlx(audio, "audio latents"), PartFile(Path(path), overwrite=False)
-    with writing_to(path):
-        header = safetensors_header([TensorBlocks.of(AUDIO_NAMES[0], audio)], {"normalized": "true"})
-        part.path.write_bytes(header + to_bytes(audio))
+    with writing_to(path), part.path.open("r+b") as file:
+        write_safetensors(file, [TensorBlocks.of(AUDIO_NAMES[0], audio)], {"normalized": "true"})
     part.complete()
 
 
