@@ -11,5 +11,13 @@ from .checkpoint import (
     open_weights,
 )
 
-__all__ = ["VERSION_KEY", "Arrays", "Checkpoint", "GivenConfig", "VAESource"]
-__all__ += ["find_cached", "open_checkpoint", "open_weights"]
+__all__ = [
+    "VERSION_KEY",
+    "Arrays",
+    "Checkpoint",
+    "GivenConfig",
+    "VAESource",
+    "find_cached",
+    "open_checkpoint",
+    "open_weights",
+]
