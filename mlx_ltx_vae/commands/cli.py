@@ -38,7 +38,6 @@ _SECONDS = r"(-?[0-9]{0,9}\.?[0-9]{1,9})s"
 _BOUND = r"(-?[0-9.]{1,19}s?)?"
 # Environment variables with the rank, which `mlx.launch` sets for its backends, and launchers of MPI.
 _RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_LEAST_PREVIEW = 16  # pixels, of the longer side
 BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
 
@@ -51,8 +50,10 @@ class CommandParser(argparse.ArgumentParser):
 
     commands: "Mapping[str, Callable[[], CommandParser]]" = {}
 
-    def __init__(self, *, first: Collection[str] = (), **options: Any) -> None:
+    def __init__(self, *, first: Collection[str] = (), examples: Collection[str] = (), **options: Any) -> None:
         """Make a parser whose `-h` shows only the options of the destinations `first`. Without any, it shows all."""
+        if examples:
+            options["epilog"] = "\n  ".join(["examples:", *examples])
         options = {name: _as_called(value) for name, value in options.items()}
         options["formatter_class"] = partial(_HelpFormatter, width=min(shutil.get_terminal_size().columns, 80) - 2)
         super().__init__(allow_abbrev=False, add_help=False, **options)
@@ -221,11 +222,6 @@ def shorten(text: str) -> str:
     return re.split(r"; |\. | \(|: ", text)[0]
 
 
-def examples(*lines: str) -> str:
-    """Return the epilog of a command's help."""
-    return "\n  ".join(["examples:", *lines])
-
-
 def add_common_options(parser: argparse.ArgumentParser) -> None:
     """Add the option of every command."""
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -303,25 +299,19 @@ def leave_it_to_the_first_rank() -> None:
     time.sleep(10)  # longer than the difference between the starts of ranks
 
 
-def positive(text: str) -> int:
-    """Parse `--chunk 2`: a whole number above 0."""
-    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 1")
-    return int(text)
+def _whole_number(least: int, unit: str = "", *, max_digits: int = 18) -> Callable[[str], int]:
+    """Return the argparse type of whole numbers from `least` on."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(rf"[0-9]{{1,{max_digits}}}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least {least}{unit}")
+        return int(text)
+
+    return parse
 
 
-def count(text: str) -> int:
-    """Parse `--blend 0`: a whole number from 0 on."""
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 0")
-    return int(text)
-
-
-def preview_size(text: str) -> int:
-    """Parse `--max-size 512`: a whole number of pixels, at least those of a latent cell."""
-    if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) < _LEAST_PREVIEW:
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least {_LEAST_PREVIEW} pixels")
-    return int(text)
+# The types of --chunk 2, --blend 0, and --max-size 512, which is at least the pixels of a latent cell.
+positive, count, preview_size = _whole_number(1), _whole_number(0), _whole_number(16, " pixels", max_digits=6)
 
 
 def frame_range(text: str) -> slice:
