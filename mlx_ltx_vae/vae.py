@@ -32,7 +32,8 @@ from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents import LAYOUTS
 from .latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from .model_table import Kind, list_names
-from .networks.base import NETWORKS, PICTURES, Config, Decoder, Encoder
+from .networks.base import NETWORKS, PICTURES, Config, Decoder, Encoder, Statistics
+from .networks.convolution.conv3d import prepare
 from .networks.specs import NetworkSpec
 from .opened_vae import OpenedVAE, described_network
 from .options import (
@@ -263,6 +264,40 @@ class VideoVAE(OpenedVAE[Config]):
         report = {"generation": published.config.generation}
         networks = {"encoder": report, "decoder": {**report, "decoder": published.family.decoder}}
         return vae._note_source(VAESource(published.name, networks=networks), encoder=True, decoder=True)
+
+    @classmethod
+    def with_random_weights(
+        cls,
+        generation: str,
+        *,
+        base_channels: int | None = None,
+        dtype: GivenDtype = None,
+        encoder: bool = True,
+        decoder: bool = True,
+    ) -> "Self":
+        """Return a published VAE with random weights, the same each time, which take the time and memory of the file's.
+
+        Arguments are as for `published` and `from_pretrained`. `base_channels` are the channels of the last layers,
+        where they are not the published ones. Raises a `CheckpointError` for a network that the VAE does not have.
+        """
+        published, requested = PublishedVAE.find(generation, base_channels=base_channels), parse_dtype(dtype)
+        stored = DTYPES[requested or published.family.published_dtype]
+        ones = mx.ones((published.config.latent_channels,))
+        statistics = Statistics(0 * ones, ones)
+
+        def load(name: str) -> Any:
+            network: Any = published.make(name, requested)
+            prepare(network, keeps_dtype=requested is not None)
+            return network
+
+        networks = {
+            name: NetworkHandle[Any](NetworkHeader(published.spec(name), stored, statistics), partial(load, name))
+            for name, is_requested in (("encoder", encoder), ("decoder", decoder))
+            if is_requested
+        }
+        return cls(
+            published.config, networks.get("encoder"), networks.get("decoder"), keeps_dtype=requested is not None
+        )
 
     @staticmethod
     def estimate(
