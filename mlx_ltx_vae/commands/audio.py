@@ -1,5 +1,6 @@
 """Audio of a latent file or a film without its pictures, to a .wav file for each video."""
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -53,7 +54,7 @@ class AudioTask(Task):
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         bar.enter("decoding")
         report = self._decode.run(self.missing_outputs, overwrite=self.overwrite)
-        self._rename(dict(zip(self.result.outputs, report.outputs, strict=True)))
+        self.result = replace(self.result, outputs=report.outputs)  # whose names were used meanwhile, if they are new
         length = f"{format_seconds(report.samples / report.sample_rate)} of audio at {report.sample_rate} Hz"
         values: dict[str, Any] = {"samples": report.samples, "sample_rate": report.sample_rate}
         values |= {"seconds": report.seconds, "peak_memory_bytes": mx.get_peak_memory(), "plan": self.plan.as_dict()}

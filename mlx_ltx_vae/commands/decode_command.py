@@ -273,8 +273,8 @@ class DecodeJob(Job):
 
     def open_without_download(self) -> VideoVAE | AudioVAE | None:
         audio, self._decided = self.settings.audio, replace(self.settings, plans={})
-        if audio is not None and self.audio_model is not None:
-            audio_vae = AudioVAE.before_download(self.audio_model, dtype=self.dtype, encoder=False)
+        if audio is not None and self.arguments.audio_model is not None:
+            audio_vae = AudioVAE.before_download(self.arguments.audio_model, dtype=self.dtype, encoder=False)
             audio = replace(audio, find_vae=lambda: audio_vae)
             if self._audio_alone is not None:
                 self._audio_alone = audio

@@ -64,9 +64,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         pattern = arguments.output
         if not arguments.windows:
             ending = ".safetensors" if layout is None else layout.file_ending(arguments.frames, arguments.size)
-            pattern = find_pattern(arguments.video, pattern, ending)
-            if pattern is None and not has_table(arguments.video):
-                pattern = f"{{name}}{ending}"
+            pattern = find_pattern(arguments.video, pattern, ending, f"{{name}}{ending}")
             if pattern:
                 check_latents_name(pattern, layout)
                 if arguments.audio_model and is_for_comfyui(pattern):
@@ -106,18 +104,16 @@ class EncodeJob(Job):
         self.settings = settings
 
     def open(self) -> VideoVAE:
-        self.settings = replace(self.settings, audio=self._open_audio())
+        if (name := self.arguments.audio_model) is not None:
+            audio = AudioVAE.from_pretrained(name, dtype=self.dtype, decoder=False)
+            self.settings = replace(self.settings, audio=audio)
         return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=self._has_latents)
 
     def open_without_download(self) -> VideoVAE | None:
-        if self.audio_model is not None:
-            audio_vae = AudioVAE.before_download(self.audio_model, dtype=self.dtype, decoder=False)
-            self.settings = replace(self.settings, audio=audio_vae)
+        if (name := self.arguments.audio_model) is not None:
+            audio = AudioVAE.before_download(name, dtype=self.dtype, decoder=False)
+            self.settings = replace(self.settings, audio=audio)
         return VideoVAE.before_download(self.arguments.model, dtype=self.dtype, decoder=self._has_latents)
-
-    def _open_audio(self) -> AudioVAE | None:
-        name = self.audio_model
-        return None if name is None else AudioVAE.from_pretrained(name, dtype=self.dtype, decoder=False)
 
     def make_task(self, item: Item) -> "EncodeTask":
         return EncodeTask(self, item)

@@ -16,7 +16,7 @@ from ..shapes import format_size
 from ..units import format_count, format_seconds
 from ..upsampler import PreparedUpscale
 from .cli import CommandParser
-from .items import Item, Result, check_inputs, find_pattern, has_table, mark_folders
+from .items import Item, Result, check_inputs, find_pattern, mark_folders
 from .jobs import Job, Task
 from .model_choice import choose_by_latents
 from .options import read_options
@@ -37,9 +37,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     sources = mark_folders(arguments.latents, of_videos=False)
     with parser.wrong_usage():
         read_options(PlanOptions, arguments)
-        pattern = find_pattern(sources, arguments.output, ".safetensors")
-        if pattern is None and not has_table(sources):
-            pattern = "{name}-upscaled.safetensors"
+        pattern = find_pattern(sources, arguments.output, ".safetensors", "{name}-upscaled.safetensors")
         if pattern:
             check_latents_name(pattern)
     problem = None if arguments.vae else choose_by_latents(arguments, sources, Kind.VIDEO, flag="--vae")
