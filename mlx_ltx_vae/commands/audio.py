@@ -26,9 +26,6 @@ class AudioInputTask(Task):
     def check_values(self) -> None:
         self._input.check_values()
 
-    def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
-        raise AssertionError("the VAE is opened before it runs")
-
 
 class AudioTask(Task):
     """Decode of the audio of an item, without the pictures."""

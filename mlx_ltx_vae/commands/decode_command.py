@@ -32,7 +32,7 @@ from ..model_table import Kind, list_names
 from ..options import DecodeOptions, OutputOptions, PlanOptions
 from ..pipeline.clip_audio import AudioSettings
 from ..pipeline.inputs import ClipInput, FilmInput, LatentReader
-from ..pipeline.prepare import DecodeChecks, DecodeSettings, PreparedDecode
+from ..pipeline.prepare import DecodeChecks, DecodeSettings
 from ..pipeline.progress import FrameBar
 from ..shapes import format_size
 from ..units import format_count, format_seconds
@@ -64,7 +64,8 @@ _AUDIO_OPTIONS = {"model", "audio_model", "audio_latents", "audio_tensor", "unno
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     missing: str | None = f"-m VAE is missing, the checkpoint to decode with: {CHOICES}"
-    if is_audio(arguments.output or ""):
+    kind = Kind.AUDIO if is_audio(arguments.output or "") else Kind.VIDEO
+    if kind is Kind.AUDIO:
         allowed_options = {"demo", "output", *_JOB_OPTIONS, *_AUDIO_OPTIONS}
         film_options = {"join", "carry", "fps", "list"}
         allowed_options = allowed_options | film_options if arguments.join else allowed_options - film_options
@@ -74,7 +75,6 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         missing = None if arguments.audio_model else missing
     elif not arguments.demo:
         choose_by_environment(arguments)
-    kind = Kind.AUDIO if is_audio(arguments.output or "") else Kind.VIDEO
     complete_inputs(parser, arguments, demo.VAE, missing, kind=kind)
     with parser.wrong_usage():
         frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
@@ -92,14 +92,9 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         is_required,
     )
     settings = DecodeSettings(output_options, plan, decode_options, preset=arguments.preset, audio=audio)
-    default = _DEMO_NAME if arguments.demo else f"{{name}}{_default_ending(arguments)}"
-    return run_decode(parser, arguments, settings, default)
-
-
-def _default_ending(arguments: argparse.Namespace) -> str:
-    """Return the ending of an output without a name: .mp4, or another container that takes the codec."""
-    codec = CODECS.get(arguments.codec or "")
-    return ".mp4" if codec is None or ".mp4" in codec.endings else codec.endings[0]
+    endings = CODECS[arguments.codec].endings if arguments.codec in CODECS else (".mp4",)
+    ending = ".mp4" if ".mp4" in endings else endings[0]
+    return run_decode(parser, arguments, settings, "demo.mp4" if arguments.demo else f"{{name}}{ending}", DecodeJob)
 
 
 def complete_inputs(
@@ -138,7 +133,7 @@ def run_decode(
     arguments: argparse.Namespace,
     settings: DecodeSettings,
     default: str,
-    make_job: "Callable[[argparse.Namespace, Sequence[str], str | None, DecodeSettings], DecodeJob] | None" = None,
+    make_job: "Callable[[argparse.Namespace, Sequence[str], str | None, DecodeSettings], DecodeJob]",
 ) -> int:
     """Decode the latents of complete arguments, as the job that `make_job` makes.
 
@@ -173,7 +168,7 @@ def run_decode(
         frames=arguments.frames,
         all_frames=arguments.all_frames,
     )
-    job = (make_job or DecodeJob)(arguments, sources, pattern, settings)
+    job = make_job(arguments, sources, pattern, settings)
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
 
 
@@ -190,8 +185,7 @@ def _find_output(arguments: argparse.Namespace, inputs: Sequence[str], default: 
         arguments.output, arguments.exr = _stills_folder(arguments.exr, inputs), None
         return arguments.output
     if not is_still:
-        pattern = find_pattern(inputs, output, Path(default).suffix)
-        return default if pattern is None and not arguments.dry_run and not has_table(inputs) else pattern
+        return find_pattern(inputs, output, Path(default).suffix, None if arguments.dry_run else default)
     if output and not output.endswith(("/", os.sep)) and Path(output).suffix:
         raise ItemsError(f"--stills makes numbered pictures; name a folder for them: {Path(output).stem}/")
     return _stills_folder(output, inputs) if output else os.path.join("{name}", "")
@@ -240,7 +234,6 @@ def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
 
 
 _UNNAMED = "out.mp4"  # stands for the output of a dry run without one
-_DEMO_NAME = "demo.mp4"
 _FILM = "film"  # name of the one input that the windows of a film are
 
 
@@ -255,36 +248,33 @@ class DecodeJob(Job):
     ) -> None:
         super().__init__(arguments, sources, pattern, is_film=arguments.join)
         self.settings = settings
-        self._decided = settings  # until the VAE is downloaded, without audio
-        self._audio_alone = settings.audio if is_audio(pattern or "") else None  # if it is the only output
+        self.decided = settings  # until the VAE is downloaded, without audio
+        self._has_only_audio = is_audio(pattern or "")
         self.dtype = arguments.dtype or ("float32" if arguments.hdr else None)
 
     def open(self) -> VideoVAE | AudioVAE:
-        if self._audio_alone is not None:
-            self._audio_alone = self.settings.audio
-            assert self._audio_alone is not None
-            if not isinstance(audio_vae := self._audio_alone.vae, AudioVAE):
+        self.decided = self.settings
+        if self._has_only_audio:
+            audio_vae = self.settings.audio and self.settings.audio.vae
+            if not isinstance(audio_vae, AudioVAE):
                 names = f"give --audio-model {list_names([Kind.AUDIO])}, or a file"
                 raise CheckpointError(f"{self.arguments.model}: audio latents need an audio VAE; {names}.")
             return audio_vae
         vae = self.open_pictures()
-        self.reader, self._decided = self._make_reader(vae), self.settings
+        self.reader = self._make_reader(vae)
         return vae
 
     def open_without_download(self) -> VideoVAE | AudioVAE | None:
-        audio, self._decided = self.settings.audio, replace(self.settings, plans={})
+        audio, self.decided = self.settings.audio, replace(self.settings, plans={})
         if audio is not None and self.arguments.audio_model is not None:
             audio_vae = AudioVAE.before_download(self.arguments.audio_model, dtype=self.dtype, encoder=False)
             audio = replace(audio, find_vae=lambda: audio_vae)
-            if self._audio_alone is not None:
-                self._audio_alone = audio
-            elif audio_vae is None:
+            self.decided = replace(self.decided, audio=audio)
+            if audio_vae is None and not self._has_only_audio:
                 options = _with_possible_audio(self.settings.output, audio)
-                self._decided = replace(self._decided, output=options, audio=None)
-            else:
-                self._decided = replace(self._decided, audio=audio)
-        if self._audio_alone is not None:
-            return self._audio_alone.vae if isinstance(self._audio_alone.vae, AudioVAE) else None
+                self.decided = replace(self.decided, output=options, audio=None)
+        if self._has_only_audio:
+            return audio.vae if audio is not None and isinstance(audio.vae, AudioVAE) else None
         vae = VideoVAE.before_download(self.arguments.model, dtype=self.dtype, encoder=False)
         if vae is not None:
             self.reader = self._make_reader(vae)
@@ -305,23 +295,10 @@ class DecodeJob(Job):
         return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, encoder=False)
 
     def make_task(self, item: Item) -> Task:
-        audio = self._audio_alone
-        if not self.has_vae:
-            return InputTask(self, item) if audio is None else AudioInputTask(self, item, audio)
-        return DecodeTask(self, item) if audio is None else AudioTask(self, item, audio)
-
-    def decide(self, item: Item) -> PreparedDecode:
-        """Decide the decode of an item."""
-        arguments, vae = self.arguments, self.vae
-        assert isinstance(vae, VideoVAE)
-        latents: ClipInput | FilmInput
-        if self.is_film:
-            latents = FilmInput(
-                self.reader, item.windows, fps=arguments.fps, carry=arguments.carry, blend=arguments.blend
-            )
-        else:
-            latents = ClipInput(self.reader, self.reader.open(item.source))
-        return vae.decide(latents, item.output or _UNNAMED, self._decided)
+        audio = self.decided.audio
+        if not self._has_only_audio or audio is None:
+            return DecodeTask(self, item) if self.has_vae else InputTask(self, item)
+        return AudioTask(self, item, audio) if self.has_vae else AudioInputTask(self, item, audio)
 
 
 class PreviewJob(DecodeJob):
@@ -371,21 +348,13 @@ class InputTask(_LatentsTask):
 
     def check_outputs(self) -> None:
         super().check_outputs()
-        for output in [] if self.result.is_skipped else self.missing_outputs:
+        for output in self.missing_outputs:
             self._checks.check_folder(output, makes_folders=self._job.makes_folders)
-
-    @property
-    def missing_outputs(self) -> list[str]:
-        skips = self._job.arguments.skip_existing
-        return [output for output in self.result.written if not (skips and all_exist([output]))]
 
     def check_values(self) -> None:
         settings = self._job.settings
         if settings.frames is None:
             self._checks.check_values(unnormalized=self._job.arguments.unnormalized)
-
-    def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
-        raise AssertionError("the VAE is opened before it runs")
 
 
 class DecodeTask(_LatentsTask):
@@ -398,8 +367,15 @@ class DecodeTask(_LatentsTask):
         super().__init__(job, item)
 
     def read_headers(self) -> None:
-        job, item = self._job, self._item
-        self._decode = decode = job.decide(item)
+        job, item, arguments = self._job, self._item, self._job.arguments
+        assert isinstance(job.vae, VideoVAE)
+        latents: ClipInput | FilmInput
+        if job.is_film:
+            options = {"fps": arguments.fps, "carry": arguments.carry, "blend": arguments.blend}
+            latents = FilmInput(job.reader, item.windows, **options)
+        else:
+            latents = ClipInput(job.reader, job.reader.open(item.source))
+        self._decode = decode = job.vae.decide(latents, item.output or _UNNAMED, job.decided)
         shape = decode.latents.shape
         assert decode.plan is not None and shape is not None
         self.plan = decode.plan

@@ -128,7 +128,7 @@ class EncodeJob(Job):
 
 
 class EncodeTask(Task):
-    """Encode of a video. It is opened late, since an open video has a process."""
+    """Encode of a video. It is opened late, since an open video has a process, and checked as it is read."""
 
     _job: EncodeJob
 
@@ -150,9 +150,6 @@ class EncodeTask(Task):
         settings = replace(self._job.settings, overwrite=self.overwrite)
         for output in self.missing_outputs:
             settings.check_output(output, makes_folders=self._job.makes_folders)
-
-    def check_values(self) -> None:
-        """Do nothing: a video is checked as it is read."""
 
     @contextmanager
     def open(self) -> Iterator[None]:

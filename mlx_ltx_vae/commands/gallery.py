@@ -21,14 +21,9 @@ import numpy as np
 from PIL import Image
 
 from .. import DeviceError, LTXVAEError, PreviewVAE, VideoReader, VideoVAE, WriterError
-from ..audio_vae import find_audio_decoder
 from ..errors import ItemsError, OutputClosed, describe_error
-from ..frame_format import FrameOutput
 from ..latents import open_latents
 from ..model_table import Kind, models_for
-from ..options import OutputOptions, PlanOptions
-from ..pipeline.clip_audio import AudioSettings
-from ..pipeline.frames import scaling_step
 from ..pipeline.prepare import DecodeSettings
 from ..shapes import format_size
 from ..units import DEFAULT_FPS, format_count
@@ -53,8 +48,8 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
-    """Make the gallery of complete arguments, and return the exit code."""
+def run_gallery(parser: CommandParser, arguments: argparse.Namespace, settings: DecodeSettings) -> int:
+    """Make the gallery of complete arguments with the settings of previews, and return the exit code."""
     for name, reason in (("join", "shows each latent file on its own"), ("exr", "has videos and no images")):
         if getattr(arguments, name):
             parser.error(f"a gallery {reason}; leave out --{name}")
@@ -65,22 +60,8 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
     page = Path(arguments.output)
     arguments.output, arguments.skip_existing = os.path.join(preview_folder(page), ""), False
     arguments.distributed = "off"
-    plan = PlanOptions(memory_budget=arguments.memory_budget)
-    output = OutputOptions(crf=_CRF, frames=preview_frames(arguments))
-    settings = DecodeSettings(output, plan, audio=preview_audio(arguments))
+    settings = replace(settings, output=replace(settings.output, crf=_CRF))
     return run_decode(parser, arguments, settings, "{name}.mp4", partial(GalleryJob, page))
-
-
-def preview_frames(arguments: argparse.Namespace) -> FrameOutput:
-    """Return what previews have of the decoded frames."""
-    return FrameOutput(steps=() if arguments.max_size is None else (scaling_step(arguments.max_size),))
-
-
-def preview_audio(arguments: argparse.Namespace) -> AudioSettings | None:
-    """Return the audio of previews, which have it where their latents have audio latents. `None` means no audio."""
-    if arguments.audio_model is None:
-        return None
-    return AudioSettings(partial(find_audio_decoder, arguments.audio_model, None, arguments.dtype))
 
 
 class GalleryJob(PreviewJob):

@@ -397,7 +397,7 @@ class Job(ABC):
             raise ItemsError(f"{failed} of {len(items)} inputs failed.")
 
 
-class Task(ABC):
+class Task:
     """Run of an item. Making a task reads no more than headers.
 
     Attributes:
@@ -413,9 +413,8 @@ class Task(ABC):
     def __init__(self, job: Job, item: Item) -> None:
         self._job, self._item = job, item
 
-    @abstractmethod
     def check_values(self) -> None:
-        """Read all latents that are decoded, and raise a `LatentsError` for values that are not finite."""
+        """Read all latents that are decoded, if they are, and raise a `LatentsError` for values that are not finite."""
 
     def open(self) -> AbstractContextManager[object]:
         """Open the input for a block, and plan. Nothing is written."""
@@ -425,9 +424,9 @@ class Task(ABC):
         """Return the reports of the networks, by their names in reports."""
         return {self._job.label.lower(): self._job.used}
 
-    @abstractmethod
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         """Run the item, and return its report, JSON-serializable and as text."""
+        raise AssertionError("the VAE is opened before it runs")
 
     def check_outputs(self) -> None:
         """Find out whether to skip the item. Raise the errors of writing, also of outputs that must not exist."""
@@ -441,7 +440,7 @@ class Task(ABC):
     def missing_outputs(self) -> list[str]:
         """Outputs that are written: with --skip-existing, those that do not exist."""
         skips = self._job.arguments.skip_existing
-        return [output for output in self.result.outputs if not (skips and all_exist([output]))]
+        return [output for output in self.result.written if not (skips and all_exist([output]))]
 
     def _report(self, summary: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         """Return the report of the item.
