@@ -54,7 +54,8 @@ class CommandParser(argparse.ArgumentParser):
         """Make a parser whose `-h` shows only the options of the destinations `first`. Without any, it shows all."""
         if examples:
             options["epilog"] = "\n  ".join(["examples:", *examples])
-        options = {name: _as_called(value) for name, value in options.items()}
+        if os.path.basename(sys.argv[0]) == "mlx_ltx_vae":  # a script, whose Python may not be the user's
+            options = {name: text.replace("python -m mlx_ltx_vae", "mlx_ltx_vae") for name, text in options.items()}
         options["formatter_class"] = partial(_HelpFormatter, width=min(shutil.get_terminal_size().columns, 80) - 2)
         super().__init__(allow_abbrev=False, add_help=False, **options)
         self.suggest_on_error = False  # as Python 3.15 does; `error` has its own suggestions
@@ -116,19 +117,17 @@ class CommandParser(argparse.ArgumentParser):
 
         An empty input is wrong usage, such as that of a shell variable that is not set.
         """
-
-        def expand(text: str) -> str:
-            mark = "@" if text.startswith("@") else ""
-            return mark + expand_path(text.removeprefix(mark), LTXVAEError)
-
         for action in self._actions:
             value = getattr(arguments, action.dest, None)
             if action.metavar not in PATHS or value is None:
                 continue
-            if not action.option_strings and "" in (value if isinstance(value, list) else [value]):
-                self.error(f"{action.metavar} is empty; name a file")
-            if value:
-                setattr(arguments, action.dest, expand(value) if isinstance(value, str) else list(map(expand, value)))
+            paths = []
+            for text in value if isinstance(value, list) else [value]:
+                if not text and not action.option_strings:
+                    self.error(f"{action.metavar} is empty; name a file")
+                mark = "@" if text.startswith("@") else ""
+                paths.append(text and mark + expand_path(text.removeprefix(mark), LTXVAEError))
+            setattr(arguments, action.dest, paths if isinstance(value, list) else paths[0])
 
     def refuse_others(self, arguments: argparse.Namespace, allowed: Collection[str], reason: str) -> None:
         """Refuse options of the command line whose destination is not in `allowed`."""
@@ -192,12 +191,6 @@ class CommandParser(argparse.ArgumentParser):
         if problem := finish_output():
             status, message = problem
         super().exit(status, message)
-
-
-def _as_called(text: str) -> str:
-    """Rewrite commands in a text as the user called them. The Python of a console script may not be the user's."""
-    is_script = os.path.basename(sys.argv[0]) == "mlx_ltx_vae"
-    return text.replace("python -m mlx_ltx_vae", "mlx_ltx_vae") if is_script else text
 
 
 class _ShortHelp(argparse.Action):

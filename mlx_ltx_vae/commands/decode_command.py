@@ -3,7 +3,7 @@
 import argparse
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -26,7 +26,6 @@ from ..audio_vae import find_audio_decoder
 from ..codec_table import CODECS
 from ..errors import ItemsError
 from ..files import is_pipe
-from ..frame_format import FrameOutput, frame_format
 from ..latents.keyframes import describe_keyframes
 from ..model_table import Kind, list_names
 from ..options import DecodeOptions, OutputOptions, PlanOptions
@@ -77,10 +76,9 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         choose_by_environment(arguments)
     complete_inputs(parser, arguments, demo.VAE, missing, kind=kind)
     with parser.wrong_usage():
-        frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
-        output_options = read_options(
-            OutputOptions, arguments, metadata=dict(arguments.metadata), frames=frames, overwrite=arguments.overwrite
-        )
+        values = {name: getattr(arguments, name) for name in ("bit_depth", "overwrite")}
+        output = read_options(OutputOptions, arguments, metadata=dict(arguments.metadata), **values)
+        output = replace(output, frames=replace(output.frames, steps=chosen_steps(arguments)))
         plan = _plan_options(arguments)
         decode_options = read_options(DecodeOptions, arguments)  # the latents are normalized as they are read
     is_required = (arguments.audio_model, arguments.audio_latents, arguments.audio_tensor) != (None, None, None)
@@ -91,7 +89,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         arguments.unnormalized,
         is_required,
     )
-    settings = DecodeSettings(output_options, plan, decode_options, preset=arguments.preset, audio=audio)
+    settings = DecodeSettings(output, plan, decode_options, preset=arguments.preset, audio=audio)
     endings = CODECS[arguments.codec].endings if arguments.codec in CODECS else (".mp4",)
     ending = ".mp4" if ".mp4" in endings else endings[0]
     return run_decode(parser, arguments, settings, "demo.mp4" if arguments.demo else f"{{name}}{ending}", DecodeJob)
@@ -361,10 +359,7 @@ class DecodeTask(_LatentsTask):
     """Decode of a latent file or a film."""
 
     plan: DecodePlan
-
-    def __init__(self, job: DecodeJob, item: Item) -> None:
-        self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
-        super().__init__(job, item)
+    _copied: Set[tuple[str, str]] = frozenset()  # entries of the latent file that go into an output
 
     def read_headers(self) -> None:
         job, item, arguments = self._job, self._item, self._job.arguments

@@ -41,12 +41,13 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     choose_by_environment(arguments)
     if not arguments.model:
         parser.error(f"-m VAE is missing, the checkpoint to encode with: {CHOICES}")
-    if arguments.hdr and arguments.matrix:
-        parser.error("--matrix is for videos, and --hdr for EXR images; choose one")
-    if arguments.hdr and arguments.as_stored:
-        parser.error("--as-stored is for videos, and --hdr for EXR images; choose one")
-    if arguments.hdr and arguments.compress is not None:
-        parser.error("--compress is for pictures with 8 bits per color, and --hdr for EXR images; choose one")
+    for option, is_given, content in (
+        ("--matrix", arguments.matrix, "videos"),
+        ("--as-stored", arguments.as_stored, "videos"),
+        ("--compress", arguments.compress is not None, "pictures with 8 bits per color"),
+    ):
+        if arguments.hdr and is_given:
+            parser.error(f"{option} is for {content}, and --hdr for EXR images; choose one")
     frames = arguments.frames
     if "-" in arguments.video and frames and (has_seconds(frames) or min(frames.start, frames.stop or 0) < 0):
         parser.error("standard input is read once, so --frames counts frames from its first; correct --frames")

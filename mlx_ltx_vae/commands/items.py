@@ -119,14 +119,13 @@ def mark_folders(arguments: Sequence[str], *, of_videos: bool) -> list[str]:
 
     Of videos, a folder of images is one input, and a folder of latent files alone is a list of them.
     """
-    return [f"@{argument}" if _is_folder_of_inputs(argument, of_videos) else argument for argument in arguments]
-
-
-def _is_folder_of_inputs(argument: str, of_videos: bool) -> bool:
-    if not os.path.isdir(argument) or not of_videos:
-        return os.path.isdir(argument)
-    has_images = bool(_names_in(argument, IMAGE_ENDINGS))
-    return bool(_names_in(argument, _VIDEO_ENDINGS) or (not has_images and _names_in(argument, _latent_endings())))
+    marked_arguments = []
+    for argument in arguments:
+        is_list = os.path.isdir(argument)
+        if is_list and of_videos and not _names_in(argument, _VIDEO_ENDINGS):
+            is_list = not _names_in(argument, IMAGE_ENDINGS) and bool(_names_in(argument, _latent_endings()))
+        marked_arguments.append(f"@{argument}" if is_list else argument)
+    return marked_arguments
 
 
 def is_list(argument: str) -> bool:

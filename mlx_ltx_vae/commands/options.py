@@ -49,15 +49,6 @@ def read_options(options: type[OptionsT], arguments: argparse.Namespace, **value
     return options(**{name: getattr(arguments, name) for name in names} | values)
 
 
-def add_network_options(
-    parser: argparse.ArgumentParser, *, demo: str, kind: Kind = Kind.VIDEO, metavar: str = "VAE", default: str = ""
-) -> None:
-    """Add the options that choose the checkpoint, of this kind. `default` describes what is used without -m."""
-    model = f"the checkpoint: {list_names([kind])}, or a file, folder, folder:file, or hub id{default}"
-    parser.add_argument("-m", "--model", metavar=metavar, help=model)
-    parser.add_argument("--demo", action="store_true", help=f"use {demo}")
-
-
 def add_latent_files(parser: CommandParser) -> None:
     """Add the inputs of commands that read lists of latent files."""
     files = """latent files: .safetensors, .latent, .npy, .npz; folders of them; - for standard input; @clips.txt for
@@ -97,7 +88,7 @@ def add_job_options(parser: CommandParser) -> None:
         (default: %(default)s)"""
     parser.add_argument("--rank-timeout", type=positive, default=_RANK_TIMEOUT, metavar="SECONDS", help=timeout)
     parser.add_argument("--dry-run", action="store_true", help="print the plan with its peak memory, and exit")
-    add_progress_option(parser)
+    parser.add_argument("--progress", choices=["auto", "json"], default="auto", help=PROGRESS)
     existing = parser.add_mutually_exclusive_group()
     existing.add_argument("-n", "--skip-existing", action="store_true", help="skip inputs whose output exists")
     existing.add_argument("-y", "--overwrite", action="store_true", help=OVERWRITE_RULE)
@@ -112,12 +103,10 @@ def add_plan_options(group: argparse._ActionsContainer) -> None:
     )
 
 
-def add_progress_option(parser: CommandParser) -> None:
-    """Add the option of commands that take long."""
-    lines = """how progress is shown. json: a JSON object a line on standard error, each second and at each change, with
-        the phase, the fraction of the work, frames, seconds and seconds left; at the end the report (default: a bar in
-        a terminal, or a line a minute)"""
-    parser.add_argument("--progress", choices=["auto", "json"], default="auto", help=lines)
+#: Help of --progress.
+PROGRESS = """how progress is shown. json: a JSON object a line on standard error, each second and at each change, with
+    the phase, the fraction of the work, frames, seconds and seconds left; at the end the report (default: a bar in
+    a terminal, or a line a minute)"""
 
 
 if TYPE_CHECKING:
@@ -159,8 +148,10 @@ def add_input_options(
         the output"""
     parser.add_argument("--no-workflow", dest="workflow", action="store_false", help=workflow)
     variable = "" if kind is Kind.PREVIEW else f"{MODEL_VARIABLE}, or "
-    default = f" (default: {variable}a cached model of the VAE that the latents state)"
-    add_network_options(parser, demo=demo, kind=kind, metavar=model, default=default)
+    checkpoints = f"""the checkpoint: {list_names([kind])}, or a file, folder, folder:file, or hub id (default:
+        {variable}a cached model of the VAE that the latents state)"""
+    parser.add_argument("-m", "--model", metavar=model, help=checkpoints)
+    parser.add_argument("--demo", action="store_true", help=f"use {demo}")
     join = """decode the latent files, or the files of a folder by their numbers, to one video: each alone, and
         crossfaded with the next one"""
     parser.add_argument("--join", action="store_true", help=join)

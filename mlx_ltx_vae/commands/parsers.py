@@ -34,16 +34,15 @@ from .cli import (
 from .options import (
     AUDIO_TENSOR,
     MODEL_VARIABLE,
+    PROGRESS,
     add_hdr_options,
     add_input_options,
     add_job_options,
     add_latent_files,
     add_latents_options,
-    add_network_options,
     add_noise_options,
     add_option,
     add_plan_options,
-    add_progress_option,
     add_step_options,
 )
 
@@ -78,11 +77,10 @@ def decode_parser() -> CommandParser:
             "python -m mlx_ltx_vae decode a.npy b.npy @more.txt -m vae/ -o videos/",
         ),
     )
-    demo_files = "the small VAE and the latents that ship with the package"
     add_input_options(
         parser,
         output="clip.mp4 of clip.safetensors,",
-        demo=demo_files,
+        demo="the small VAE and the latents that ship with the package",
         more=".wav for the audio alone; a .png, .tif or .tiff without a number for one frame; ",
     )
     add_option(parser, PlanOptions, "mode")
@@ -187,8 +185,10 @@ def encode_parser() -> CommandParser:
         inputs, folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors (default:
         clip.safetensors of clip.mp4, in the working folder)"""
     parser.add_argument("-o", "--output", metavar="LATENTS", help=output)
-    default = f" (default: {MODEL_VARIABLE})"
-    add_network_options(parser, demo="the small VAE that ships with the package", default=default)
+    model = f"""the checkpoint: {list_names([Kind.VIDEO])}, or a file, folder, folder:file, or hub id (default:
+        {MODEL_VARIABLE})"""
+    parser.add_argument("-m", "--model", metavar="VAE", help=model)
+    parser.add_argument("--demo", action="store_true", help="use the small VAE that ships with the package")
     size = "frame size to encode; other proportions are cropped, or with --resize distorted (default: the video's)"
     parser.add_argument("--size", type=frame_size, metavar="WxH", help=size)
     fit = parser.add_mutually_exclusive_group()
@@ -409,7 +409,7 @@ def bench_parser() -> CommandParser:
     orders = "the order of the exact mode, as in decode; repeatable (default: auto)"
     parser.add_argument("--order", action="append", choices=CHOICES["order"], help=orders)
     parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="runs of each (default: 3)")
-    add_progress_option(parser)
+    parser.add_argument("--progress", choices=["auto", "json"], default="auto", help=PROGRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     add_common_options(parser)
     return parser
