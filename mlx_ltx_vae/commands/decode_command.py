@@ -46,16 +46,8 @@ from .terminal import run_command
 
 # Destinations of `add_job_options`, which go with any output.
 _JOB_OPTIONS = {
-    "dtype",
-    "distributed",
-    "rank_timeout",
-    "dry_run",
-    "skip_existing",
-    "overwrite",
-    "json",
-    "quiet",
-    "debug",
-}
+    "dtype", "distributed", "rank_timeout", "dry_run", "skip_existing", "overwrite", "json", "quiet", "debug",
+}  # fmt: skip
 # Destinations of options of the audio alone.
 _AUDIO_OPTIONS = {"model", "audio_model", "audio_latents", "audio_tensor", "unnormalized", "memory_budget"}
 

@@ -130,8 +130,13 @@ class GalleryJob(PreviewJob):
         if num_new or self._cards() != self._written or not self._page.exists():
             self._written = None
             self._folder.clean(self._write(is_complete=True))
-            self._written = self._cards()
-            self._print_totals(num_new)
+            self._written = cards = self._cards()
+            num_clips, num_failed = len(self._states), sum(bool(clip.error) for clip in cards)
+            report = {"output": str(self._page), "clips": num_clips, "new": num_new, "failed": num_failed}
+            self.end_progress(report)
+            line = f"{self._page}: {format_count(num_clips, 'clip')}, {num_new} new, {num_failed} failed"
+            if self.arguments.json or not self.arguments.quiet:
+                write_line(json.dumps(report) if self.arguments.json else line, sys.stdout)
         if self._is_watched:
             self._folder.use()
 
@@ -252,17 +257,6 @@ class GalleryJob(PreviewJob):
     def _cards(self) -> list[GalleryClip]:
         """Return the cards of the page, in the order of the latent files."""
         return [self._clips[path] for path in self._states if path in self._clips]
-
-    def _print_totals(self, num_new: int) -> None:
-        failed = sum(bool(clip.error) for clip in self._cards())
-        report = {"output": str(self._page), "clips": len(self._states), "new": num_new, "failed": failed}
-        self.end_progress(report)
-        if self.arguments.json:
-            write_line(json.dumps(report), sys.stdout)
-        elif not self.arguments.quiet:
-            write_line(
-                f"{self._page}: {format_count(len(self._states), 'clip')}, {num_new} new, {failed} failed", sys.stdout
-            )
 
 
 def _first_frame(preview: str) -> str:

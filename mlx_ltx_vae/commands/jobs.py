@@ -20,7 +20,6 @@ from .. import AudioVAE, LatentUpsampler, VideoVAE
 from ..distributed import Ranks, join_ranks
 from ..errors import ItemsError, OutputExists, describe_error, printable, telling_warnings
 from ..files import check_distinct, check_replaceable, file_key, is_pipe, make_folder
-from ..pipeline import progress
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
 from ..process import Cleanup
@@ -44,8 +43,6 @@ from .items import (
 )
 from .speeds import estimate_seconds, record_speed
 from .terminal import ask_to_replace, is_in_terminal, print_report, print_traceback, write_line
-
-_SECONDS_PER_OBJECT = 1  # of --progress json
 
 
 class Job(ABC):
@@ -181,12 +178,12 @@ class Job(ABC):
         """Flag: the hub is asked for a model."""
         return VideoVAE.is_remote(self.arguments.model) or AudioVAE.is_remote(self.arguments.audio_model)
 
-    @abstractmethod
     def open_without_download(self) -> VideoVAE | AudioVAE | None:
         """Return the VAE as `open`, but one of the table without its files if they would be downloaded.
 
         Returns `None` if nothing is known of it before. Tasks then check what needs no VAE.
         """
+        return None
 
     def _prepare(self, items: Sequence[Item]) -> list[Result]:
         """Return what is known of all items before the first one runs."""
@@ -328,7 +325,6 @@ class Job(ABC):
             total=num_frames,
             disable=not has_bar,
             write=partial(write_line, file=sys.stderr) if has_progress else None,
-            interval=_SECONDS_PER_OBJECT if as_json else progress.SECONDS_PER_LINE,
             as_json=as_json,
         ) as bar:
             end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if has_bar else None

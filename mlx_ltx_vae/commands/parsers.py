@@ -11,7 +11,6 @@ from ..backend.machine import Backend, DtypeName, ReaderName
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF, MAX_STILL_CRF, STILL_CRF
 from ..errors import quote
 from ..model_table import Kind, list_names
-from ..networks.specs import NETWORKS
 from ..options import CHOICES, OutputOptions, PlanOptions
 from ..startup import import_command
 from .cli import (
@@ -329,7 +328,7 @@ def convert_parser() -> CommandParser:
     parser.add_argument("--dtype", choices=get_args(DtypeName), help=dtype)
     only = """convert or verify only the encoder, the decoder, or the audio VAE with its vocoder (default: encoder and
         decoder, or audio if the source has nothing else)"""
-    parser.add_argument("--only", choices=[*NETWORKS, "audio"], help=only)
+    parser.add_argument("--only", choices=["encoder", "decoder", "audio"], help=only)
     latents = parser.add_argument_group("for latents")
     latents.add_argument(
         "-m", "--model", metavar="VAE", help="the checkpoint whose statistics normalize unnormalized ones"

@@ -70,9 +70,6 @@ class UpscaleJob(Job):
         upsampler.find_statistics(self.latents_vae)
         return upsampler
 
-    def open_without_download(self) -> None:
-        return None
-
     def make_task(self, item: Item) -> "UpscaleTask":
         return UpscaleTask(self, item)
 
