@@ -359,8 +359,7 @@ def export_parser() -> CommandParser:
     parser.add_argument("--size", action="append", type=frame_size, metavar="WxH", help=size)
     readers = "what runs the functions: their format, and the memory that is planned (default: mlx, as installed here)"
     parser.add_argument("--for", dest="reader", choices=get_args(ReaderName), default="mlx", help=readers)
-    encoder = "export the encode, of frames to latents"
-    parser.add_argument("--encoder", action="store_true", help=encoder)
+    parser.add_argument("--encoder", action="store_true", help="export the encode, of frames to latents")
     device = "where the functions run: their formulation and their device (default: this machine's)"
     parser.add_argument("--backend", choices=[item.value for item in Backend], help=device)
     precision = "compute in this precision (default: the checkpoint's)"
