@@ -51,9 +51,12 @@ class CommandParser(argparse.ArgumentParser):
     commands: "Mapping[str, Callable[[], CommandParser]]" = {}
 
     def __init__(self, *, first: Collection[str] = (), examples: Collection[str] = (), **options: Any) -> None:
-        """Make a parser whose `-h` shows only the options of the destinations `first`. Without any, it shows all."""
+        """Make a parser whose `-h` shows only the options of the destinations `first`. Without any, it shows all.
+
+        `examples` are arguments of the command.
+        """
         if examples:
-            options["epilog"] = "\n  ".join(["examples:", *examples])
+            options["epilog"] = "\n  ".join(["examples:", *(f"{options['prog']} {example}" for example in examples)])
         if os.path.basename(sys.argv[0]) == "mlx_ltx_vae":  # a script, whose Python may not be the user's
             options = {name: text.replace("python -m mlx_ltx_vae", "mlx_ltx_vae") for name, text in options.items()}
         options["formatter_class"] = partial(_HelpFormatter, width=min(shutil.get_terminal_size().columns, 80) - 2)

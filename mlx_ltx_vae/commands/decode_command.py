@@ -30,7 +30,7 @@ from ..latents.keyframes import describe_keyframes
 from ..model_table import Kind, list_names
 from ..options import DecodeOptions, OutputOptions, PlanOptions
 from ..pipeline.clip_audio import AudioSettings
-from ..pipeline.inputs import ClipInput, FilmInput, LatentReader
+from ..pipeline.inputs import ClipInput, FilmInput
 from ..pipeline.prepare import DecodeChecks, DecodeSettings
 from ..pipeline.progress import FrameBar
 from ..shapes import format_size
@@ -231,7 +231,6 @@ class DecodeJob(Job):
     """Job of `decode`."""
 
     network = "decoder"
-    reader: LatentReader
 
     def __init__(
         self, arguments: argparse.Namespace, sources: Sequence[str], pattern: str | None, settings: DecodeSettings
@@ -240,6 +239,8 @@ class DecodeJob(Job):
         self.settings = settings
         self.decided = settings  # until the VAE is downloaded, without audio
         self._has_only_audio = is_audio(pattern or "")
+        self._reading = {name: getattr(arguments, name) for name in ("tensor", "grid", "unnormalized")}
+        self._reading |= {"keyframes": getattr(arguments, "keyframes", None), "is_dry_run": arguments.dry_run}
         self.dtype = arguments.dtype or ("float32" if arguments.hdr else None)
 
     def open(self) -> VideoVAE | AudioVAE:
@@ -251,7 +252,7 @@ class DecodeJob(Job):
                 raise CheckpointError(f"{self.arguments.model}: audio latents need an audio VAE; {names}.")
             return audio_vae
         vae = self.open_pictures()
-        self.reader = self._make_reader(vae)
+        self.reader = vae.reader(**self._reading)
         return vae
 
     def open_without_download(self) -> VideoVAE | AudioVAE | None:
@@ -267,19 +268,8 @@ class DecodeJob(Job):
             return audio.vae if audio is not None and isinstance(audio.vae, AudioVAE) else None
         vae = VideoVAE.before_download(self.arguments.model, dtype=self.dtype, encoder=False)
         if vae is not None:
-            self.reader = self._make_reader(vae)
+            self.reader = vae.reader(**self._reading)
         return vae
-
-    def _make_reader(self, vae: VideoVAE) -> LatentReader:
-        arguments = self.arguments
-        return replace(
-            vae.reader(),
-            tensor=arguments.tensor,
-            grid=arguments.grid,
-            unnormalized=arguments.unnormalized,
-            keyframes=getattr(arguments, "keyframes", None),
-            is_dry_run=arguments.dry_run,
-        )
 
     def open_pictures(self) -> VideoVAE:
         return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, encoder=False)

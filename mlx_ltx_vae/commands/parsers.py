@@ -70,11 +70,7 @@ def decode_parser() -> CommandParser:
         prog="python -m mlx_ltx_vae decode",
         usage="%(prog)s LATENTS... -m VAE [-o OUT] [options]\n       %(prog)s --demo [options]",
         description="Decode LTX video latents to videos, exactly, in memory that does not grow with the clip.",
-        examples=(
-            "python -m mlx_ltx_vae decode --demo",
-            "python -m mlx_ltx_vae decode clip.safetensors -m ltx-2.3 -o clip.mp4",
-            "python -m mlx_ltx_vae decode a.npy b.npy @more.txt -m vae/ -o videos/",
-        ),
+        examples=("--demo", "clip.safetensors -m ltx-2.3 -o clip.mp4", "a.npy b.npy @more.txt -m vae/ -o videos/"),
     )
     add_input_options(
         parser,
@@ -107,16 +103,13 @@ def decode_parser() -> CommandParser:
     parser.add_argument("--audio-model", metavar="AUDIO", help=model)
     parser.add_argument("--audio-latents", metavar="FILE", help="the audio latents, if they are not in the latent file")
     parser.add_argument("--audio-tensor", metavar="NAME", help=AUDIO_TENSOR)
-    for name in ("audio_codec", "audio", "shortest"):
+    names = ("audio_codec", "audio", "shortest", "codec", "encoder_preset", "pix_fmt", "fragmented", "contact_sheet")
+    for name in names:
         add_option(parser, OutputOptions, name)
-    add_option(parser, OutputOptions, "codec")
     add_option(parser, OutputOptions, "crf", int)
-    for name in ("encoder_preset", "pix_fmt", "fragmented"):
-        add_option(parser, OutputOptions, name)
     entry = """a metadata entry of an .mp4, .mov, .mkv or .webm, or of PNG stills; repeatable"""
     parse: Callable[[str], tuple[str, str]] = argument_type("mlx_ltx_vae.video.metadata:parse_entry")
     parser.add_argument("--metadata", action="append", type=parse, default=[], metavar="KEY=VALUE", help=entry)
-    add_option(parser, OutputOptions, "contact_sheet")
     stills = "write numbered PNG pictures to the folder of -o, or for several inputs to a subfolder each"
     parser.add_argument("--stills", action="store_true", help=stills)
     depth = "bits per channel (default: 8)"
@@ -134,9 +127,9 @@ def preview_parser() -> CommandParser:
         usage="%(prog)s LATENTS... -m MODEL [-o OUT] [options]\n       %(prog)s --demo [options]",
         description="Show what is in LTX video latents, in seconds: as clips, pictures, or a page to choose from.",
         examples=(
-            "python -m mlx_ltx_vae preview --demo -o preview.png",
-            "python -m mlx_ltx_vae preview clip.npy -m taeltx-2.3 -o clip.png",
-            "python -m mlx_ltx_vae preview latents/ -m taeltx-2.3 -o gallery.html",
+            "--demo -o preview.png",
+            "clip.npy -m taeltx-2.3 -o clip.png",
+            "latents/ -m taeltx-2.3 -o gallery.html",
         ),
     )
     add_input_options(
@@ -171,9 +164,9 @@ def encode_parser() -> CommandParser:
         usage="%(prog)s VIDEO... -m VAE [-o LATENTS] [options]",
         description="Encode videos to LTX latents, exactly, in memory that does not grow with the clip.",
         examples=(
-            "python -m mlx_ltx_vae encode clip.mp4 -m ltx-2.3 -o clip.safetensors",
-            "python -m mlx_ltx_vae encode clip.mov -m vae/ -o a.safetensors --size 768x512",
-            "python -m mlx_ltx_vae encode a.npy --frames -25: -m vae/ -o tail.safetensors",
+            "clip.mp4 -m ltx-2.3 -o clip.safetensors",
+            "clip.mov -m vae/ -o a.safetensors --size 768x512",
+            "a.npy --frames -25: -m vae/ -o tail.safetensors",
         ),
     )
     videos = """videos or GIFs, folders of them or of images, or patterns such as %%05d.png; latent files or folders of
@@ -239,10 +232,7 @@ def upscale_parser() -> CommandParser:
         usage="%(prog)s LATENTS... -m UPSAMPLER [-o OUT] [options]",
         description="Make LTX video latents larger by a latent upsampler: more rows and columns, or more frames. They "
         "decode softer than latents that a second stage of a pipeline refines.",
-        examples=(
-            "python -m mlx_ltx_vae upscale a.npy -m ltx-2.3-upscaler-x2 --vae ltx-2.3",
-            "python -m mlx_ltx_vae upscale latents/ -m x2.safetensors --vae vae/ -o big/",
-        ),
+        examples=("a.npy -m ltx-2.3-upscaler-x2 --vae ltx-2.3", "latents/ -m x2.safetensors --vae vae/ -o big/"),
     )
     add_latent_files(parser)
     output = """output file, .safetensors, or .latent for ComfyUI's LoadLatent; folder/ for files named after the
@@ -275,11 +265,7 @@ def info_parser() -> CommandParser:
         usage="%(prog)s FILE... [options]\n       %(prog)s GENERATION --size WxH --frames N [options]",
         description="Describe a checkpoint, a latent file, a video or an image: generation, sizes, layout, metadata, "
         "and the memory that decodes take. Reads only the headers of a checkpoint. Or plan a decode without a file.",
-        examples=(
-            "python -m mlx_ltx_vae info vae.safetensors",
-            "python -m mlx_ltx_vae info clip.safetensors -m vae.safetensors",
-            "python -m mlx_ltx_vae info ltx-2.3 --size 768x512 --frames 121",
-        ),
+        examples=("vae.safetensors", "clip.safetensors -m vae.safetensors", "ltx-2.3 --size 768x512 --frames 121"),
     )
     files = """checkpoint files, folders, names or hub ids; latent files, or folders of them; videos; or with --size and
         --frames a published VAE: ltx-2.3, ltx-2.5-diffusion, 0.9.5, prunavaed, taehv and others"""
@@ -312,11 +298,7 @@ def convert_parser() -> CommandParser:
         "       %(prog)s --verify A B [options]",
         description="Convert the VAE of an LTX checkpoint to a folder that MLX loads faster, and verify it; or saved "
         "latents to a file for ComfyUI's node LoadLatent. Also called python -m weights_convert.",
-        examples=(
-            "python -m mlx_ltx_vae convert ltx-2.3.safetensors -o vae",
-            "python -m mlx_ltx_vae convert clip.safetensors -o clip.latent",
-            "python -m mlx_ltx_vae convert --verify ltx-2.3.safetensors vae",
-        ),
+        examples=("ltx-2.3.safetensors -o vae", "clip.safetensors -o clip.latent", "--verify ltx-2.3.safetensors vae"),
     )
     sources = "checkpoint file, folder, name (ltx-2.3), or hub id; or a latent file"
     parser.add_argument("source", nargs="?", metavar="SOURCE", help=sources)
@@ -347,9 +329,9 @@ def export_parser() -> CommandParser:
         description="Export the exact decode, or encode, of videos of one size and any length as MLX functions, which "
         "programs in C++, Swift or Python run without this package: see docs/export.md.",
         examples=(
-            "python -m mlx_ltx_vae export -m ltx-2.3 -o out --size 768x512",
-            "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --size 512x768",
-            "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --for mlx-swift",
+            "-m ltx-2.3 -o out --size 768x512",
+            "-m vae -o out --size 768x512 --size 512x768",
+            "-m vae -o out --size 768x512 --for mlx-swift",
         ),
     )
     model = f"the checkpoint: a file, folder, name such as ltx-2.3, or hub id (default: {MODEL_VARIABLE})"
@@ -385,9 +367,9 @@ def bench_parser() -> CommandParser:
         "weights, which take the same time and memory. Results from a Mac are welcome: send the table that this "
         "prints.",
         examples=(
-            "python -m mlx_ltx_vae bench -m vae.safetensors",
-            "python -m mlx_ltx_vae bench --size 768x512 --num-frames 121 --mode exact",
-            "python -m mlx_ltx_vae bench --generation ltx-2.5-diffusion --order rows",
+            "-m vae.safetensors",
+            "--size 768x512 --num-frames 121 --mode exact",
+            "--generation ltx-2.5-diffusion --order rows",
         ),
     )
     vae = parser.add_mutually_exclusive_group()
@@ -439,9 +421,9 @@ def run_parser() -> CommandParser:
         "PROGRAM is a command of this Python environment, or a script; its command line and exit code are unchanged. "
         "Apps: see docs/integrations.md.",
         examples=(
-            "python -m mlx_ltx_vae run -- ltx-2-mlx generate --prompt 'a fox'",
-            "python -m mlx_ltx_vae run --save-latents latents/ -- -m mlx_video.generate",
-            "python -m mlx_ltx_vae run --memory-budget 8GB -- generate.py",
+            "-- ltx-2-mlx generate --prompt 'a fox'",
+            "--save-latents latents/ -- -m mlx_video.generate",
+            "--memory-budget 8GB -- generate.py",
         ),
     )
     folder = """also write the latents that the app decodes to files in this folder, named by date and number, with the

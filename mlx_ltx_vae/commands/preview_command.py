@@ -1,12 +1,12 @@
 """`mlx_ltx_vae preview`: small clips, contact sheets and galleries of latents, by a fast decoder."""
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from .. import demo
 from ..audio_vae import find_audio_decoder
-from ..frame_format import FrameOutput
 from ..model_table import Kind, list_names
 from ..options import OutputOptions, PlanOptions
 from ..pipeline.clip_audio import AudioSettings
@@ -33,12 +33,11 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     if arguments.picks and not is_gallery:
         parser.error("--picks is for a gallery; name a page with -o, such as gallery.html")
     complete_inputs(parser, arguments, demo.LATENT_RGB, None if is_gallery else _CHOICES, kind=Kind.PREVIEW)
-    frames, audio = FrameOutput(), None
+    output, audio = OutputOptions(contact_sheet=is_sheet(arguments.output or "")), None
     if arguments.max_size is not None:
-        frames = FrameOutput(steps=(scaling_step(arguments.max_size),))
+        output = replace(output, frames=replace(output.frames, steps=(scaling_step(arguments.max_size),)))
     if arguments.audio_model is not None:
         audio = AudioSettings(partial(find_audio_decoder, arguments.audio_model, None, arguments.dtype))
-    output = OutputOptions(contact_sheet=is_sheet(arguments.output or ""), frames=frames)
     settings = DecodeSettings(output, PlanOptions(memory_budget=arguments.memory_budget), audio=audio)
     if is_gallery:
         return run_gallery(parser, arguments, settings)
