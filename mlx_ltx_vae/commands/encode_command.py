@@ -23,7 +23,7 @@ from ..units import format_count, format_seconds
 from ..video import ExrReader
 from ..video.reader import source_files
 from .cli import CommandParser
-from .items import Item, Result, are_many, check_inputs, find_pattern, has_table, mark_folders
+from .items import Item, Result, are_many, check_inputs, find_pattern, has_table, mark_folders, names_folder
 from .jobs import Job, Task, describe_blending
 from .model_choice import CHOICES, choose_by_environment
 from .options import read_options
@@ -58,7 +58,7 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         if are_many(arguments.video):
             parser.error("--windows goes with one video; encode each on its own")
         output = arguments.output or "windows"
-        if not output.endswith(("/", os.sep)) and not os.path.isdir(output):
+        if not names_folder(output):
             parser.error(f"--windows makes several files; name a folder for them: -o {output}/")
     layout = None if arguments.layout is None else LAYOUTS[arguments.layout]
     with parser.wrong_usage():
@@ -120,9 +120,10 @@ class EncodeJob(Job):
         return EncodeTask(self, item)
 
     def read_items(self) -> list[Item]:
-        items, layout = super().read_items(), self.settings.layout
+        items, layout, output = super().read_items(), self.settings.layout, self.arguments.output
         self._has_latents = any(is_latent_file(item.source) for item in items)
-        if layout is None or not layout.numbers or _names_file(self.arguments.output) or has_table(self.sources):
+        names_file = output is not None and not names_folder(output)
+        if layout is None or not layout.numbers or names_file or has_table(self.sources):
             return items
         names = layout.number([item.source for item in items])
         return [replace(item, name=name) for item, name in zip(items, names, strict=True)]
@@ -186,11 +187,6 @@ class EncodeTask(Task):
         report = self._encode.run(bar)
         self.result = replace(self.result, outputs=[report.output])
         return self._report(_describe(report), report.as_dict())
-
-
-def _names_file(output: str | None) -> bool:
-    """Return whether -o is a file or a pattern rather than a folder for files that are named after the inputs."""
-    return output is not None and not output.endswith(("/", os.sep)) and not os.path.isdir(output)
 
 
 def _describe(report: EncodeReport) -> str:

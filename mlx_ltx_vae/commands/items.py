@@ -327,7 +327,7 @@ def find_pattern(arguments: Sequence[str], output: str | None, ending: str, defa
     for placeholder in re.findall(r"\{\w*\}", os.path.basename(output)):
         if placeholder != NAME:
             raise ItemsError(f"{output}: {placeholder} stands for nothing; write {NAME}, or %05d to number stills.")
-    if output.endswith(("/", os.sep)) or os.path.isdir(output):
+    if names_folder(output):
         return os.path.join(output, NAME + ending)
     if NAME in output or not are_many(arguments):
         return output
@@ -337,6 +337,11 @@ def find_pattern(arguments: Sequence[str], output: str | None, ending: str, defa
     raise ItemsError(
         f"{output}: is one output for several inputs; name a folder (out/) or a pattern (out/{NAME}{ending})."
     )
+
+
+def names_folder(output: str) -> bool:
+    """Return whether -o is a folder for files that are named after the inputs, rather than a file or a pattern."""
+    return output.endswith(("/", os.sep)) or os.path.isdir(output)
 
 
 def _is_like_output(argument: str, ending: str) -> bool:
