@@ -129,24 +129,15 @@ def run_decode(
 
     `default` is the output without -o.
     """
-    sources, audio_settings, audio_source = arguments.latents, settings.audio, settings.output.audio
-    inputs, keyframes = [_FILM] if arguments.join else sources, getattr(arguments, "keyframes", None)
+    sources, audio_settings = arguments.latents, settings.audio
+    inputs = [_FILM] if arguments.join else sources
     has_only_audio = audio_settings is not None and is_audio(arguments.output or "")
     is_exr = bool(arguments.exr) and not arguments.output and not has_table(inputs)
     if arguments.json and arguments.output == "-":
         parser.error("--json and -o - both write to standard output; choose one")
     with parser.wrong_usage():
         pattern = _find_output(arguments, inputs, default, is_exr=is_exr)
-        if keyframes and are_many(sources):
-            problem = "--keyframes goes with one input; decode each on its own, or store them in its latent file"
-            raise ItemsError(problem)
-        if audio_settings:
-            _check_audio(audio_settings, audio_source, is_alone=has_only_audio, is_many=are_many(inputs))
-        for name, path in (("keyframes", keyframes), ("audio-latents", audio_settings and audio_settings.latents)):
-            if arguments.join and path:
-                raise ItemsError(f"--{name} goes with one window; store it in each window's file")
-        if audio_source and arguments.frames and arguments.frames.start:
-            raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
+        _check_combination(arguments, settings, sources, inputs)
         output_options, files = _choose_hdr_frames(arguments, inputs, settings.output, is_exr=is_exr), {}
         if pattern and not has_only_audio:
             files = find_outputs(pattern, _with_possible_audio(output_options, audio_settings), fps=arguments.fps)
@@ -160,6 +151,29 @@ def run_decode(
     )
     job = make_job(arguments, sources, pattern, settings)
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
+
+
+def _check_combination(
+    arguments: argparse.Namespace, settings: DecodeSettings, sources: Sequence[str], inputs: Sequence[str]
+) -> None:
+    """Raise an `ItemsError` for options that contradict each other, or do not go with so many inputs."""
+    audio, file, keyframes = settings.audio, settings.output.audio, getattr(arguments, "keyframes", None)
+    latents, is_required = (None, False) if audio is None else (audio.latents, audio.is_required)
+    is_many, start = are_many(inputs), arguments.frames and arguments.frames.start
+    many_keyframes = "--keyframes goes with one input; decode each on its own, or store them in its latent file"
+    required = "--audio is the audio of the video; leave out --audio-model and other options of latents"
+    for is_wrong, rule in (
+        (keyframes and are_many(sources), many_keyframes),
+        (file and is_many, "--audio goes with one input; add it to each video on its own"),
+        (latents and is_many, "--audio-latents goes with one input; add it to each video on its own"),
+        (is_audio(arguments.output or "") and is_many, "a .wav file is the audio of one input; decode each on its own"),
+        (is_required and file, required),
+        (arguments.join and keyframes, "--keyframes goes with one window; store it in each window's file"),
+        (arguments.join and latents, "--audio-latents goes with one window; store it in each window's file"),
+        (file and start, "--audio begins with the first frame; leave out --audio, or begin --frames with 0"),
+    ):
+        if is_wrong:
+            raise ItemsError(rule)
 
 
 def _with_possible_audio(options: OutputOptions, audio: AudioSettings | None) -> OutputOptions:
@@ -418,14 +432,3 @@ class DecodeTask(_LatentsTask):
             f"{copied_keys and f', with the {copied_keys} of ComfyUI (--no-workflow leaves them out)'}"
             f"{'; every frame is one color' if report.one_color else ''}"
         )
-
-
-def _check_audio(settings: AudioSettings, source: object, *, is_alone: bool, is_many: bool) -> None:
-    """Raise an `ItemsError` if an audio file, audio as the only output or many inputs contradict the options."""
-    for name, value in (("audio", source), ("audio-latents", settings.latents)):
-        if value and is_many:
-            raise ItemsError(f"--{name} goes with one input; add it to each video on its own")
-    if is_alone and is_many:
-        raise ItemsError("a .wav file is the audio of one input; decode each on its own")
-    if settings.is_required and source:
-        raise ItemsError("--audio is the audio of the video; leave out --audio-model and other options of latents")
