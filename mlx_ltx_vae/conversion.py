@@ -5,6 +5,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,10 +17,11 @@ from .audio_vae import AudioVAE
 from .backend.mlx_utils import count_nonfinite, disk_errors, dtype_name, max_difference, psnr, to_bool, to_float
 from .checkpoint import VERSION_KEY, Checkpoint, open_checkpoint
 from .checkpoint.weight_files import WEIGHT_LAYOUT_KEY, WeightLayout
-from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable
-from .files import expand_path, part_folder, writing_to
+from .errors import CheckpointError, CheckpointsDiffer, WriterError, printable, warn
+from .files import check_file, expand_path, part_folder, writing_to
+from .latents import LatentsWriter, open_latents
 from .networks.base import AUDIO, AudioConfig
-from .shapes import format_size
+from .shapes import Grid, LatentShape, format_size
 from .units import format_bytes
 from .vae import VideoVAE
 
@@ -261,6 +263,61 @@ def convert_checkpoint(
         with writing_to(folder):
             (part / "README.md").write_text(_make_card(conversion, checkpoint), encoding="utf-8")
     return replace(conversion, output=str(output.target))
+
+
+def open_networks(source: str | os.PathLike, only: str | None = None) -> Checkpoint:
+    """Open the networks of a source that are converted or verified.
+
+    They are the encoder and the decoder, or the networks of audio if the source has nothing else. `only` names one of
+    the two, or "audio".
+    """
+    if only == "audio":
+        return open_checkpoint(source, medium=AUDIO)
+    try:
+        return open_checkpoint(source, encoder=only != "decoder", decoder=only != "encoder")
+    except CheckpointError:
+        if only is not None or not os.path.exists(source):
+            raise
+        with suppress(CheckpointError):
+            return open_checkpoint(source, medium=AUDIO)
+        raise
+
+
+def convert_latents(
+    source: str | os.PathLike,
+    output: str,
+    *,
+    model: str | None = None,
+    tensor: str | None = None,
+    grid: Grid | None = None,
+    unnormalized: bool | None = None,
+    dtype: mx.Dtype | None = None,
+    overwrite: bool = False,
+) -> tuple[str, LatentShape, mx.Dtype]:
+    """Write the latents of a file for ComfyUI, some frames at a time.
+
+    `model` is the VAE whose statistics normalize unnormalized latents. Returns the name of the file, which is another
+    one if a program has taken it meanwhile, its shape and its dtype. Raises the errors of `open_latents` and of
+    `LatentsWriter`.
+    """
+    check_file(Path(output), overwrite=overwrite)
+    channels, scale, statistics = None, None, None
+    if model is not None:
+        checkpoint = open_checkpoint(model)
+        channels, scale = checkpoint.config.latent_channels, checkpoint.config.scale
+        statistics = checkpoint.read_statistics()
+    file = open_latents(source, latent_channels=channels, tensor=tensor, grid=grid, scale=scale)
+    latents, info = file.map(statistics=statistics, unnormalized=unnormalized), file.info
+    parts = ["audio"] * (file.find_audio() is not None) + ["keyframes"] * file.has_keyframes
+    if parts:
+        warn(f"{info.source}: ComfyUI reads no {' and no '.join(parts)} from {output}; they are left out.")
+    dtype = dtype or latents.dtype
+    with LatentsWriter(output, overwrite=overwrite) as writer:
+        for frame in range(file.shape.frames):
+            writer.write(latents[:, :, frame : frame + 1].astype(dtype))
+        sizes = {name: getattr(info, name) for name in ("num_frames", "height", "width", "source_frames", "carry")}
+        new_path = writer.complete(fps=info.fps, sizes=sizes, space=info.space)
+    return str(new_path or output), file.shape, dtype
 
 
 def check_folder_name(folder: str | os.PathLike) -> None:

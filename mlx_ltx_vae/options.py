@@ -42,6 +42,18 @@ HDRInput = Literal["srgb_linear", "acescg", "acescct"]
 #: Trainer that reads the latent files of an encode.
 LayoutName = Literal["ltx-trainer-mlx", "ltx-trainer", "musubi-tuner"]
 
+#: The names that options of the commands accept.
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "mode": get_args(ModeName),
+    "order": get_args(OrderName),
+    "bit_depth": get_args(BitDepth),
+    "hdr": get_args(Transfer),
+    "hdr_output": get_args(SignalName),
+    "exr_space": get_args(ExrSpaceName),
+    "hdr_input": get_args(HDRInput),
+    "layout": get_args(LayoutName),
+}
+
 #: The largest seed. Seeds begin at 0, and each makes different noise.
 MAX_SEED = 2**32 - 1
 
@@ -99,7 +111,7 @@ class PlanOptions:
         """how the clip is divided. exact: in pieces, with the frames of a single pass up to rounding. single: the whole
         clip at once, in memory that grows with it. tiled: in overlapping tiles that are blended, so not exact. auto
         (default): exact, and tiles only if nothing exact fits the memory budget""",
-        choices=get_args(ModeName),
+        choices=CHOICES["mode"],
     )
     order: OrderName = option_field(
         "auto",
@@ -108,7 +120,7 @@ class PlanOptions:
         after another; frames are written early, and memory grows with the size of a frame. rows, columns: strips of all
         frames, from top to bottom or from left to right; less memory for a short clip of large frames, but all frames
         are written at the end. auto (default): the first of the three that fits the memory budget""",
-        choices=get_args(OrderName),
+        choices=CHOICES["order"],
     )
     tiling: "TilingConfig | None" = None
     tile_batch_size: int = option_field(1, "tiles that run together (default: 1)", metavar="N")

@@ -1,10 +1,11 @@
 """`LatentUpsampler`, the class of the public API for latents with more rows and columns, or more frames."""
 
 import os
+import time
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +16,20 @@ from .backend.device import confirm_device, explained_device_errors
 from .backend.mlx_utils import GivenDtype, to_mlx
 from .checkpoint import Checkpoint
 from .checkpoint.loading import NetworkHandle
-from .errors import LatentsError, PlanError, option
+from .errors import LatentsError, PlanError, option, warn
+from .latents import LatentSpace, LatentsWriter, is_for_comfyui, open_latents
 from .latents.formats import check_finite
+from .latents.keyframes import Keyframes
 from .networks.base import UPSAMPLERS, Config, Statistics
 from .networks.specs import check_latent_shape
 from .opened_vae import OpenedNetworks, OpenedVAE
 from .options import PlanOptions
 from .pipeline.execution import Execution, ExecutionState, arrays_released
 from .pipeline.progress import Progress, open_bar
-from .pipeline.sources import Source
+from .pipeline.sources import Source, check_values
 from .planning.plan import DecodePlan, Mode, check_plan
 from .planning.planner import plan_decode
+from .shapes import Grid, LatentShape
 from .units import format_count
 
 if TYPE_CHECKING:
@@ -156,3 +160,105 @@ class LatentUpsampler(OpenedNetworks[Config]):
             problem = f"takes latents of {needed} channels, and the VAE's statistics have the shapes {shapes}"
             raise LatentsError(f"{self.source.name}: {problem}; give the upsampler and the VAE of one release.")
         return Statistics(mean, std)
+
+
+@dataclass(frozen=True)
+class UpscaleReport:
+    """Report of an upscaled file: of `upscale --json`, except the networks and the plan.
+
+    `frames`, `width`, `height` and `fps` are those of the video that the latents decode to.
+    """
+
+    output: str
+    frames: int
+    width: int
+    height: int
+    fps: float | None
+    latent_shape: LatentShape
+    seconds: float
+    peak_memory_bytes: int
+
+
+class PreparedUpscale:
+    """Upscaling of a latent file that is decided, with its metadata, audio and keyframes, where they still hold.
+
+    Attributes:
+        plan: of the run.
+        shape: of the latents.
+        inputs: files that are read, except the latent file.
+    """
+
+    def __init__(
+        self,
+        upsampler: LatentUpsampler,
+        vae: OpenedVAE[Any],
+        path: str,
+        *,
+        tensor: str | None = None,
+        grid: Grid | None = None,
+        unnormalized: bool | None = None,
+        memory_budget: str | int | None = None,
+    ) -> None:
+        """Open the latents of a VAE, and plan. Raises the errors of `open_latents` and of `LatentUpsampler.plan`."""
+        self._upsampler, self._vae, self._unnormalized = upsampler, vae, unnormalized
+        channels, scale = upsampler.config.latent_channels, vae.config.scale
+        self._file = open_latents(
+            path, latent_channels=channels, tensor=tensor, grid=grid, scale=scale, vae="the upsampler"
+        )
+        if problem := vae.describe_mismatch(self._file.info.space):
+            warn(f"{path}: its latents are {problem}, so the result will be wrong; give their VAE with --vae.")
+        self.shape = self._file.shape
+        self.plan = upsampler.plan(self.shape, memory_budget=memory_budget)
+        self.inputs = [*upsampler.source.files, *vae.source.files]
+
+    def check_values(self) -> None:
+        """Read all latents; raise a `LatentsError` for values that are not finite."""
+        check_values(self._file.map(statistics=self._vae.statistics, unnormalized=self._unnormalized))
+
+    def run(self, output: str, *, overwrite: bool = False, progress: Progress = False) -> UpscaleReport:
+        """Upscale, and write the file, which appears under its name when it is whole."""
+        self._upsampler.load()  # before the clock starts
+        start, info, scale = time.perf_counter(), self._file.info, self._vae.config.scale
+        rate = self._upsampler.time_factor
+        with LatentsWriter(output, overwrite=overwrite) as writer:
+            latents = self._file.read(statistics=self._vae.statistics, unnormalized=self._unnormalized)
+            result = self._upsampler.upscale(latents, statistics=self._vae, plan=self.plan, progress=progress)
+            writer.write(result)
+            shape = LatentShape(*result.shape)
+            num_frames, height, width = scale.video_grid(shape.grid)
+            sizes: dict[str, int | None] = {"num_frames": num_frames, "height": height, "width": width}
+            sizes["carry"] = info.carry and rate * (info.carry - 1) + 1
+            if info.source_frames:  # a decode leaves out no more than a part of the last latent frame
+                source_frames = rate * (self._file.count_source_frames(scale) - 1) + 1
+                sizes["source_frames"] = max(source_frames, num_frames - scale.time + 1)
+            fps = info.fps and info.fps * rate
+            new_path = writer.complete(
+                fps=fps,
+                sizes=sizes,
+                audio=self._read_audio(output),
+                keyframes=self._read_keyframes(output, shape, rate),
+                space=info.space if info.space != LatentSpace() else self._vae.latent_space,
+                workflow=info.workflow,
+            )
+        seconds, peak = time.perf_counter() - start, mx.get_peak_memory()
+        float_fps = None if fps is None else float(fps)
+        return UpscaleReport(str(new_path or output), num_frames, width, height, float_fps, shape, seconds, peak)
+
+    def _read_audio(self, output: str) -> mx.array | None:
+        """Return the audio latents of the file, which stay as they are, or `None`; warn if they cannot."""
+        audio, is_comfyui = self._file.find_audio(), is_for_comfyui(output)
+        if audio is None or not (is_comfyui or self._unnormalized or self._file.normalized is False):
+            return None if audio is None else audio.read_stored()
+        reason = "a .latent file has none" if is_comfyui else "they are unnormalized"
+        warn(f"{audio.source}: its audio latents are left out, since {reason}.")
+        return None
+
+    def _read_keyframes(self, output: str, shape: LatentShape, rate: int) -> Keyframes | None:
+        """Return the keyframes of the file at the new rate, or `None`; warn if they do not fit the result."""
+        file = self._file
+        if file.has_keyframes and (is_for_comfyui(output) or shape.grid[1:] != file.shape.grid[1:]):
+            warn(f"{file.info.source}: its keyframes are left out, since they have the size before the upscaling.")
+        elif stills := file.find_keyframes():
+            keyframes = stills.read(statistics=self._vae.statistics, unnormalized=self._unnormalized)
+            return Keyframes(keyframes.latents, [rate * frame for frame in keyframes.frames])
+        return None

@@ -32,7 +32,8 @@ from .frame_format import FrameFormat, FrameOutput, FrameStep, frame_format
 from .latents import LAYOUTS
 from .latents.keyframes import Keyframes, check_keyframes, frame_numbers
 from .model_table import Kind, list_names
-from .networks.base import NETWORKS, PICTURES, Config, Decoder, Encoder
+from .networks.base import NETWORKS, PICTURES, Config, Decoder, Encoder, Statistics
+from .networks.convolution.conv3d import prepare
 from .networks.specs import NetworkSpec
 from .opened_vae import OpenedVAE, described_network
 from .options import (
@@ -263,6 +264,40 @@ class VideoVAE(OpenedVAE[Config]):
         report = {"generation": published.config.generation}
         networks = {"encoder": report, "decoder": {**report, "decoder": published.family.decoder}}
         return vae._note_source(VAESource(published.name, networks=networks), encoder=True, decoder=True)
+
+    @classmethod
+    def with_random_weights(
+        cls,
+        generation: str,
+        *,
+        base_channels: int | None = None,
+        dtype: GivenDtype = None,
+        encoder: bool = True,
+        decoder: bool = True,
+    ) -> "Self":
+        """Return a published VAE with random weights, the same each time, which take the time and memory of the file's.
+
+        Arguments are as for `published` and `from_pretrained`. `base_channels` are the channels of the last layers,
+        where they are not the published ones. Raises a `CheckpointError` for a network that the VAE does not have.
+        """
+        published, requested = PublishedVAE.find(generation, base_channels=base_channels), parse_dtype(dtype)
+        stored = DTYPES[requested or published.family.published_dtype]
+        ones = mx.ones((published.config.latent_channels,))
+        statistics = Statistics(0 * ones, ones)
+
+        def load(name: str) -> Any:
+            network: Any = published.make(name, requested)
+            prepare(network, keeps_dtype=requested is not None)
+            return network
+
+        networks = {
+            name: NetworkHandle[Any](NetworkHeader(published.spec(name), stored, statistics), partial(load, name))
+            for name, is_requested in (("encoder", encoder), ("decoder", decoder))
+            if is_requested
+        }
+        return cls(
+            published.config, networks.get("encoder"), networks.get("decoder"), keeps_dtype=requested is not None
+        )
 
     @staticmethod
     def estimate(
@@ -519,7 +554,7 @@ class VideoVAE(OpenedVAE[Config]):
             audio_settings = AudioSettings(lambda: audio, unnormalized=unnormalized, is_required=True)
             settings = replace(settings, audio=audio_settings)
         if isinstance(latents, (str, os.PathLike)):
-            reader = replace(self.reader(), unnormalized=unnormalized)
+            reader = self.reader(unnormalized=unnormalized)
             decode_input = ClipInput(reader, reader.open(os.fspath(latents)), decode_options.keyframes)
         elif settings.audio is not None:
             problem = "an AudioVAE decodes the audio latents of a file; pass audio_vae.stream(latents)"
@@ -535,9 +570,10 @@ class VideoVAE(OpenedVAE[Config]):
         """Decide a decode, as `prepare`, without the checks of outputs and values."""
         return prepare_decode(self._pipeline(settings.options, settings.plan), latents, path, settings, plan)
 
-    def reader(self) -> LatentReader:
-        """Return what opens latent files for this VAE."""
-        return LatentReader(self.config, self.spec("decoder"), self.statistics, self.source, self.latent_space)
+    def reader(self, **options: Any) -> LatentReader:
+        """Return what opens latent files for this VAE. `options` are further values of a `LatentReader`."""
+        spec, space = self.spec("decoder"), self.latent_space
+        return LatentReader(self.config, spec, self.statistics, self.source, space, **options)
 
     def decode_to_file(
         self,

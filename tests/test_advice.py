@@ -252,15 +252,18 @@ def test_options_and_commands_that_a_text_of_the_package_names_exist():
     folder = Path(mlx_ltx_vae.__file__).parent
     parsers = {name: make() for name, make in PARSERS.items()}
     options = {option for parser in parsers.values() for option in parser._option_string_actions} | OTHER_OPTIONS
+    command = rf"mlx_ltx_vae ({'|'.join(parsers.keys() - {'run'})}) ([^|;)]+)"
     num_options, commands = 0, []
     for path in sorted(folder.rglob("*.py")):
         if path.name in OTHER_PROGRAMS:
             continue
         for text in texts_of(ast.parse(path.read_text("utf-8"))):
-            named = re.findall(r"(?<![\w-])--[a-z][a-z-]+", text.partition(" -- ")[0])  # the rest is of a program
+            named = re.findall(r"(?<![\w-])--[a-z][a-z-]+", f" {text}".partition(" -- ")[0])  # the rest is of a program
             assert options.issuperset(named), f"{path}: {text}"
             num_options += len(named)
-            commands += re.findall(rf"mlx_ltx_vae ({'|'.join(parsers.keys() - {'run'})}) ([^|;)]+)", text)
+            commands += re.findall(command, text)
+    examples = [line for parser in parsers.values() for line in (parser.epilog or "").splitlines()]
+    commands += [found for line in examples for found in re.findall(command, line)]
     assert num_options > 200
     assert len(commands) > 20
     for name, line in commands:

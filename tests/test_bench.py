@@ -6,11 +6,10 @@ import mlx.core as mx
 import pytest
 
 from commands import bench as main
-from mlx_ltx_vae import LTXVAEError
+from mlx_ltx_vae import LTXVAEError, VideoVAE
 from mlx_ltx_vae.commands import bench_command
 from mlx_ltx_vae.networks.families import published
 from mlx_ltx_vae.planning.plan import Mode
-from mlx_ltx_vae.published import PublishedVAE
 from mlx_ltx_vae.tiling import TilingConfig, preset
 
 TINY = ["--base-width", "8", "--size", "64x64", "--repeat", "1"]
@@ -127,7 +126,7 @@ SLOW = {"ltx-2.5", "ltx-2.5-diffusion"}  # the first has the layers of ltx-2.3
     "name", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in published()]
 )
 def test_every_published_vae_is_measured_without_a_checkpoint(name):
-    vae = load(PublishedVAE.find(name, base_channels=8))
+    vae = VideoVAE.with_random_weights(name, base_channels=8, encoder=False)
     run = bench_command._measure(vae, (9, 64, 64), "exact", "auto")
     per_frame = {"latent-rgb": 8}.get(name, 1)  # one picture of a latent frame
     assert run["num_outputs"] == 1 + 8 // per_frame
@@ -135,13 +134,9 @@ def test_every_published_vae_is_measured_without_a_checkpoint(name):
     assert 0 < run["weights_bytes"] < run["peak_memory_bytes"]
 
 
-def load(source, dtype=None):
-    return bench_command._load(source, "decoder", dtype)
-
-
 @pytest.mark.parametrize("name", published())
 def test_every_published_vae_has_tiles_that_fit_it(name):
-    vae = load(PublishedVAE.find(name, base_channels=8))
+    vae = VideoVAE.with_random_weights(name, base_channels=8, encoder=False)
     shape = (1, vae.config.latent_channels, *vae.config.scale.latent_grid((9, 64, 64)))
     plan = vae.plan(shape, mode="tiled")
     expected = TilingConfig.default() if name != "ltx-2.5-diffusion" else preset("wide", 64, 64, 9)
@@ -152,16 +147,19 @@ def test_random_weights_are_as_published_and_the_same_each_time():
     for name, channels in (("ltx-2.3", 1024), ("prunavaed", 2048), ("taehv", 256), ("ltx-2.5-diffusion", 2048)):
         spec = published()[name].spec(published()[name].published[name](128), "decoder")
         assert max(layer.in_channels for layer in spec.layers) == channels, name
-    narrow = PublishedVAE.find("ltx-2.5-diffusion", base_channels=8)
-    first, again = (narrow.make("decoder", "float32") for _ in range(2))
+    options = {"base_channels": 8, "dtype": "float32", "encoder": False}
+    first, again = (VideoVAE.with_random_weights("ltx-2.5-diffusion", **options).decoder for _ in range(2))
     assert mx.array_equal(first.conv_out.weight, again.conv_out.weight)
 
 
 def test_a_checkpoint_computes_in_its_own_dtype_and_random_weights_in_the_published_one(golden):
-    checkpoint = bench_command.open_checkpoint(golden("ltx2_3").checkpoint)
-    published_vae = PublishedVAE.find("ltx-2.3", base_channels=8)
-    vaes = [load(checkpoint), load(published_vae), load(published_vae, "float16")]
-    assert [vae.dtype for vae in vaes] == [mx.float32, mx.bfloat16, mx.float16]
+    checkpoint, narrow = golden("ltx2_3").checkpoint, {"base_channels": 8, "encoder": False}
+    vaes = [
+        VideoVAE.from_pretrained(checkpoint, encoder=False),
+        VideoVAE.with_random_weights("ltx-2.3", **narrow),
+        VideoVAE.with_random_weights("ltx-2.3", dtype="float16", **narrow),
+    ]
+    assert [vae.load().dtype for vae in vaes] == [mx.float32, mx.bfloat16, mx.float16]
     assert all(vae.encoder is None for vae in vaes)
 
 

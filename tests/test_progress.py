@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from commands import bench, decode, encode, preview
 from mlx_ltx_vae import VideoVAE, save_latents
-from mlx_ltx_vae.commands import jobs, speeds
+from mlx_ltx_vae.commands import speeds
 from mlx_ltx_vae.commands.cli import colored
 from mlx_ltx_vae.commands.parsers import info_parser
 from mlx_ltx_vae.pipeline import progress
@@ -103,7 +103,7 @@ def test_the_work_goes_on_from_the_first_step_in_every_order(clip, tmp_path, cap
         seen.append(self.state.fraction)
 
     monkeypatch.setattr(Execution, "_around_step", around_step)
-    monkeypatch.setattr(jobs, "_SECONDS_PER_OBJECT", 0.001)
+    monkeypatch.setattr(progress, "SECONDS_PER_OBJECT", 0.001)
     clip = [part for part in clip if part not in ("--chunk", "1")]
     assert decode([*clip, str(tmp_path / "a.npy"), "--progress", "json", *options]) == 0
     assert seen == sorted(seen)

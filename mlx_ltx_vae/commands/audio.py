@@ -1,5 +1,6 @@
 """Audio of a latent file or a film without its pictures, to a .wav file for each video."""
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -24,9 +25,6 @@ class AudioInputTask(Task):
 
     def check_values(self) -> None:
         self._input.check_values()
-
-    def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
-        raise AssertionError("the VAE is opened before it runs")
 
 
 class AudioTask(Task):
@@ -53,7 +51,7 @@ class AudioTask(Task):
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         bar.enter("decoding")
         report = self._decode.run(self.missing_outputs, overwrite=self.overwrite)
-        self._rename(dict(zip(self.result.outputs, report.outputs, strict=True)))
+        self.result = replace(self.result, outputs=report.outputs)  # whose names were used meanwhile, if they are new
         length = f"{format_seconds(report.samples / report.sample_rate)} of audio at {report.sample_rate} Hz"
         values: dict[str, Any] = {"samples": report.samples, "sample_rate": report.sample_rate}
         values |= {"seconds": report.seconds, "peak_memory_bytes": mx.get_peak_memory(), "plan": self.plan.as_dict()}

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
@@ -21,18 +20,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from .. import CheckpointError, FrameChunk, LTXVAEError, VideoVAE
+from .. import CheckpointError, DecodePlan, EncodePlan, FrameChunk, LTXVAEError, VideoVAE
 from ..backend.device import backend
-from ..backend.machine import DtypeName
-from ..backend.mlx_utils import dtype_name
-from ..checkpoint import Checkpoint, open_checkpoint
-from ..networks.convolution.conv3d import prepare
-from ..networks.specs import NETWORKS
 from ..pipeline.progress import Bar
-from ..planning.plan import Plan
-from ..published import PublishedVAE
-from ..shapes import Grid, format_size
-from ..units import MB, format_bytes, format_count
+from ..shapes import format_size
+from ..units import format_bytes, format_count
 from .cli import CommandParser, launched_rank
 from .terminal import print_report, run_command, write_line
 
@@ -45,6 +37,8 @@ _NOISE_FRAMES = 8  # at a time
 Way = tuple[Any, Any]
 #: What was measured of a way, with the settings.
 Run = dict[str, Any]
+#: Frames, height and width.
+Video = tuple[int, int, int]
 
 
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
@@ -54,20 +48,23 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     if arguments.order and "exact" not in (arguments.mode or ["exact"]):
         parser.error("--order belongs to the exact mode; add --mode exact")
     with parser.wrong_usage():
-        vae = PublishedVAE.find(arguments.generation, base_channels=arguments.base_width)
+        name, channels = arguments.generation, arguments.base_width
+        is_encoded = ENCODE in (arguments.mode or ()) and not arguments.model
+        vae = VideoVAE.with_random_weights(name, base_channels=channels, encoder=is_encoded)
         if not arguments.model:  # the scale of a checkpoint is known when it is opened
-            vae.latent_shape(_video(arguments))
-            if ENCODE in (arguments.mode or ()):
-                vae.spec("encoder")
-    return run_command(partial(_bench, vae), arguments, computes=True)
+            vae.config.scale.latent_grid(_video(arguments))
+    return run_command(_bench, arguments, computes=True)
 
 
-def _bench(published: PublishedVAE, arguments: argparse.Namespace) -> None:
-    source = open_checkpoint(arguments.model) if arguments.model else published
-    modes = arguments.mode or ["exact", "single", *([ENCODE] if _has_encoder(source) else [])]
+def _bench(arguments: argparse.Namespace) -> None:
+    modes = arguments.mode or ["exact", "single"]
+    if not arguments.mode:
+        with suppress(CheckpointError):
+            _open(arguments, is_encoder=True)
+            modes.append(ENCODE)
     ways = [(mode, order) for mode in modes for order in (mode == "exact" and arguments.order) or ["auto"]]
-    ways.sort(key=lambda way: way[0] == ENCODE)  # one network is loaded after the other
-    turns = [way for _, group in groupby(ways, lambda way: way[0] == ENCODE) for way in [*group] * arguments.repeat]
+    ways.sort(key=_is_encode)  # one network is loaded after the other
+    turns = [way for _, group in groupby(ways, _is_encode) for way in [*group] * arguments.repeat]
     runs: dict[Way, list[Run]] = {way: [] for way in ways}
     errors: dict[Way, str] = {}
     as_json, vae = arguments.progress == "json", None
@@ -75,10 +72,9 @@ def _bench(published: PublishedVAE, arguments: argparse.Namespace) -> None:
         if as_json:
             values = {"phase": "measuring", "name": _name(way), "fraction": number / len(turns)}
             write_line(json.dumps(values), sys.stderr)
-        network = "encoder" if way[0] == ENCODE else "decoder"
-        if vae is None or getattr(vae, network) is None:
+        if vae is None or _is_encode(way) != _is_encode(turns[number - 1]):
             vae = None  # its memory is for the next one
-            vae = _load(source, network, arguments.dtype)
+            vae = _open(arguments, is_encoder=_is_encode(way))
         try:
             if way not in errors:
                 runs[way].append(_measure(vae, _video(arguments), *way))
@@ -98,33 +94,28 @@ def _bench(published: PublishedVAE, arguments: argparse.Namespace) -> None:
         raise LTXVAEError(f"{len(errors)} of {len(ways)} measurements failed; the first, {_name(way)}: {text}")
 
 
-def _video(arguments: argparse.Namespace) -> Grid:
+def _video(arguments: argparse.Namespace) -> Video:
     width, height = arguments.size
     return arguments.num_frames, height, width
 
 
-def _has_encoder(source: Checkpoint | PublishedVAE) -> bool:
-    if isinstance(source, Checkpoint):
-        return "encoder" in source.networks
-    with suppress(CheckpointError):
-        return bool(source.spec("encoder"))
-    return False
+def _is_encode(way: Way) -> bool:
+    return way[0] == ENCODE
 
 
-def _load(source: Checkpoint | PublishedVAE, network: str, dtype: DtypeName | None) -> VideoVAE:
-    """Load a VAE with one of its networks: the checkpoint's, or with random weights."""
-    if isinstance(source, Checkpoint):
-        is_encoder = network == "encoder"
-        return VideoVAE.from_pretrained(source, dtype=dtype, encoder=is_encoder, decoder=not is_encoder)
-    module: Any = source.make(network, dtype)
-    prepare(module, keeps_dtype=dtype is not None)
-    encoder, decoder = (module if name == network else None for name in NETWORKS)
-    return VideoVAE(source.config, encoder, decoder, keeps_dtype=dtype is not None)
+def _open(arguments: argparse.Namespace, *, is_encoder: bool) -> VideoVAE:
+    """Open a VAE with one of its networks: the checkpoint's, or with random weights."""
+    dtype, networks = arguments.dtype, {"encoder": is_encoder, "decoder": not is_encoder}
+    if arguments.model:
+        return VideoVAE.from_pretrained(arguments.model, dtype=dtype, **networks)
+    name, channels = arguments.generation, arguments.base_width
+    return VideoVAE.with_random_weights(name, base_channels=channels, dtype=dtype, **networks)
 
 
-def _measure(vae: VideoVAE, video: Grid, mode: Any, order: Any) -> Run:
+def _measure(vae: VideoVAE, video: Video, mode: Any, order: Any) -> Run:
     """Run a decode of noise, or an encode. `planned_bytes` is the planned peak of MLX's memory."""
-    plan: Plan
+    plan: DecodePlan | EncodePlan
+    vae.load()  # before the clock starts
     if mode == ENCODE:
         vae.config.scale.latent_grid(video)  # raises for frames that would be left out
         plan = vae.plan_encode((*video, 3))
@@ -142,7 +133,7 @@ def _measure(vae: VideoVAE, video: Grid, mode: Any, order: Any) -> Run:
     return {
         "mode": mode,
         "order": plan.order.value,
-        "dtype": dtype_name(vae.dtype),
+        "dtype": str(vae.dtype).removeprefix("mlx.core."),
         "planned_bytes": plan.memory.active,
         "weights_bytes": plan.memory.weights,
         "num_outputs": sum(count for _, count in arrivals),
@@ -161,7 +152,7 @@ def _count_latents(latents: mx.array) -> int:
     return latents.shape[2]
 
 
-def _noise_frames(video: Grid) -> Iterator[np.ndarray]:
+def _noise_frames(video: Video) -> Iterator[np.ndarray]:
     """Yield frames (n, H, W, 3) uint8, the same each time."""
     random = np.random.default_rng(0)
     for start in range(0, video[0], _NOISE_FRAMES):
@@ -185,7 +176,7 @@ def _describe_machine() -> dict[str, Any]:
 
 
 def _name(way: Way) -> str:
-    return ENCODE if way[0] == ENCODE else f"decode ({way[0]})"
+    return ENCODE if _is_encode(way) else f"decode ({way[0]})"
 
 
 def _report(arguments: argparse.Namespace, runs: Mapping[Way, list[Run]]) -> str:
@@ -217,12 +208,11 @@ def _row(way: Way, runs: list[Run]) -> tuple[str, ...]:
     if not runs:
         return _name(way), "", "failed", "", "", "", ""
     seconds, first_seconds = (statistics.median(run[key] for run in runs) for key in ("seconds", "first_frame_seconds"))
+    peak, first_run = max(run["peak_memory_bytes"] for run in runs), runs[0]
     return (
         _name(way),
-        runs[0]["order"] if way[0] == "exact" else "",
+        first_run["order"] if way[0] == "exact" else "",
         f"{seconds:.2f}",
-        "" if way[0] == ENCODE else f"{first_seconds:.2f}",
-        f"{max(run['peak_memory_bytes'] for run in runs) / MB:.0f}",
-        f"{runs[0]['planned_bytes'] / MB:.0f}",
-        f"{runs[0]['weights_bytes'] / MB:.0f}",
+        "" if _is_encode(way) else f"{first_seconds:.2f}",
+        *(f"{size / 1e6:.0f}" for size in (peak, first_run["planned_bytes"], first_run["weights_bytes"])),
     )

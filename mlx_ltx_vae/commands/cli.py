@@ -38,7 +38,6 @@ _SECONDS = r"(-?[0-9]{0,9}\.?[0-9]{1,9})s"
 _BOUND = r"(-?[0-9.]{1,19}s?)?"
 # Environment variables with the rank, which `mlx.launch` sets for its backends, and launchers of MPI.
 _RANK_VARIABLES = ("MLX_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-_LEAST_PREVIEW = 16  # pixels, of the longer side
 BROKEN_PIPE = 128 + signal.SIGPIPE  # what a shell reports, if a reader such as `head` has read enough
 
 
@@ -51,9 +50,15 @@ class CommandParser(argparse.ArgumentParser):
 
     commands: "Mapping[str, Callable[[], CommandParser]]" = {}
 
-    def __init__(self, *, first: Collection[str] = (), **options: Any) -> None:
-        """Make a parser whose `-h` shows only the options of the destinations `first`. Without any, it shows all."""
-        options = {name: _as_called(value) for name, value in options.items()}
+    def __init__(self, *, first: Collection[str] = (), examples: Collection[str] = (), **options: Any) -> None:
+        """Make a parser whose `-h` shows only the options of the destinations `first`. Without any, it shows all.
+
+        `examples` are arguments of the command.
+        """
+        if examples:
+            options["epilog"] = "\n  ".join(["examples:", *(f"{options['prog']} {example}" for example in examples)])
+        if os.path.basename(sys.argv[0]) == "mlx_ltx_vae":  # a script, whose Python may not be the user's
+            options = {name: text.replace("python -m mlx_ltx_vae", "mlx_ltx_vae") for name, text in options.items()}
         options["formatter_class"] = partial(_HelpFormatter, width=min(shutil.get_terminal_size().columns, 80) - 2)
         super().__init__(allow_abbrev=False, add_help=False, **options)
         self.suggest_on_error = False  # as Python 3.15 does; `error` has its own suggestions
@@ -115,19 +120,17 @@ class CommandParser(argparse.ArgumentParser):
 
         An empty input is wrong usage, such as that of a shell variable that is not set.
         """
-
-        def expand(text: str) -> str:
-            mark = "@" if text.startswith("@") else ""
-            return mark + expand_path(text.removeprefix(mark), LTXVAEError)
-
         for action in self._actions:
             value = getattr(arguments, action.dest, None)
             if action.metavar not in PATHS or value is None:
                 continue
-            if not action.option_strings and "" in (value if isinstance(value, list) else [value]):
-                self.error(f"{action.metavar} is empty; name a file")
-            if value:
-                setattr(arguments, action.dest, expand(value) if isinstance(value, str) else list(map(expand, value)))
+            paths = []
+            for text in value if isinstance(value, list) else [value]:
+                if not text and not action.option_strings:
+                    self.error(f"{action.metavar} is empty; name a file")
+                mark = "@" if text.startswith("@") else ""
+                paths.append(text and mark + expand_path(text.removeprefix(mark), LTXVAEError))
+            setattr(arguments, action.dest, paths if isinstance(value, list) else paths[0])
 
     def refuse_others(self, arguments: argparse.Namespace, allowed: Collection[str], reason: str) -> None:
         """Refuse options of the command line whose destination is not in `allowed`."""
@@ -193,12 +196,6 @@ class CommandParser(argparse.ArgumentParser):
         super().exit(status, message)
 
 
-def _as_called(text: str) -> str:
-    """Rewrite commands in a text as the user called them. The Python of a console script may not be the user's."""
-    is_script = os.path.basename(sys.argv[0]) == "mlx_ltx_vae"
-    return text.replace("python -m mlx_ltx_vae", "mlx_ltx_vae") if is_script else text
-
-
 class _ShortHelp(argparse.Action):
     """Action of `-h`."""
 
@@ -219,11 +216,6 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 def shorten(text: str) -> str:
     """Return the first statement of an option's help."""
     return re.split(r"; |\. | \(|: ", text)[0]
-
-
-def examples(*lines: str) -> str:
-    """Return the epilog of a command's help."""
-    return "\n  ".join(["examples:", *lines])
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
@@ -303,25 +295,19 @@ def leave_it_to_the_first_rank() -> None:
     time.sleep(10)  # longer than the difference between the starts of ranks
 
 
-def positive(text: str) -> int:
-    """Parse `--chunk 2`: a whole number above 0."""
-    if not re.fullmatch(r"[0-9]{1,18}", text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 1")
-    return int(text)
+def _whole_number(least: int, unit: str = "", *, max_digits: int = 18) -> Callable[[str], int]:
+    """Return the argparse type of whole numbers from `least` on."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(rf"[0-9]{{1,{max_digits}}}", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least {least}{unit}")
+        return int(text)
+
+    return parse
 
 
-def count(text: str) -> int:
-    """Parse `--blend 0`: a whole number from 0 on."""
-    if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least 0")
-    return int(text)
-
-
-def preview_size(text: str) -> int:
-    """Parse `--max-size 512`: a whole number of pixels, at least those of a latent cell."""
-    if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) < _LEAST_PREVIEW:
-        raise argparse.ArgumentTypeError(f"{quote(text)} is not a whole number of at least {_LEAST_PREVIEW} pixels")
-    return int(text)
+# The types of --chunk 2, --blend 0, and --max-size 512, which is at least the pixels of a latent cell.
+positive, count, preview_size = _whole_number(1), _whole_number(0), _whole_number(16, " pixels", max_digits=6)
 
 
 def frame_range(text: str) -> slice:

@@ -3,7 +3,7 @@
 import argparse
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -26,13 +26,12 @@ from ..audio_vae import find_audio_decoder
 from ..codec_table import CODECS
 from ..errors import ItemsError
 from ..files import is_pipe
-from ..frame_format import FrameOutput, frame_format
 from ..latents.keyframes import describe_keyframes
 from ..model_table import Kind, list_names
 from ..options import DecodeOptions, OutputOptions, PlanOptions
 from ..pipeline.clip_audio import AudioSettings
-from ..pipeline.inputs import ClipInput, FilmInput, LatentReader
-from ..pipeline.prepare import DecodeChecks, DecodeSettings, PreparedDecode
+from ..pipeline.inputs import ClipInput, FilmInput
+from ..pipeline.prepare import DecodeChecks, DecodeSettings
 from ..pipeline.progress import FrameBar
 from ..shapes import format_size
 from ..units import format_count, format_seconds
@@ -47,16 +46,8 @@ from .terminal import run_command
 
 # Destinations of `add_job_options`, which go with any output.
 _JOB_OPTIONS = {
-    "dtype",
-    "distributed",
-    "rank_timeout",
-    "dry_run",
-    "skip_existing",
-    "overwrite",
-    "json",
-    "quiet",
-    "debug",
-}
+    "dtype", "distributed", "rank_timeout", "dry_run", "skip_existing", "overwrite", "json", "quiet", "debug",
+}  # fmt: skip
 # Destinations of options of the audio alone.
 _AUDIO_OPTIONS = {"model", "audio_model", "audio_latents", "audio_tensor", "unnormalized", "memory_budget"}
 
@@ -64,7 +55,8 @@ _AUDIO_OPTIONS = {"model", "audio_model", "audio_latents", "audio_tensor", "unno
 def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     missing: str | None = f"-m VAE is missing, the checkpoint to decode with: {CHOICES}"
-    if is_audio(arguments.output or ""):
+    kind = Kind.AUDIO if is_audio(arguments.output or "") else Kind.VIDEO
+    if kind is Kind.AUDIO:
         allowed_options = {"demo", "output", *_JOB_OPTIONS, *_AUDIO_OPTIONS}
         film_options = {"join", "carry", "fps", "list"}
         allowed_options = allowed_options | film_options if arguments.join else allowed_options - film_options
@@ -74,13 +66,11 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         missing = None if arguments.audio_model else missing
     elif not arguments.demo:
         choose_by_environment(arguments)
-    kind = Kind.AUDIO if is_audio(arguments.output or "") else Kind.VIDEO
     complete_inputs(parser, arguments, demo.VAE, missing, kind=kind)
     with parser.wrong_usage():
-        frames = FrameOutput(frame_format(arguments.bit_depth, PlanError), chosen_steps(arguments))
-        output_options = read_options(
-            OutputOptions, arguments, metadata=dict(arguments.metadata), frames=frames, overwrite=arguments.overwrite
-        )
+        values = {name: getattr(arguments, name) for name in ("bit_depth", "overwrite")}
+        output = read_options(OutputOptions, arguments, metadata=dict(arguments.metadata), **values)
+        output = replace(output, frames=replace(output.frames, steps=chosen_steps(arguments)))
         plan = _plan_options(arguments)
         decode_options = read_options(DecodeOptions, arguments)  # the latents are normalized as they are read
     is_required = (arguments.audio_model, arguments.audio_latents, arguments.audio_tensor) != (None, None, None)
@@ -91,15 +81,10 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         arguments.unnormalized,
         is_required,
     )
-    settings = DecodeSettings(output_options, plan, decode_options, preset=arguments.preset, audio=audio)
-    default = _DEMO_NAME if arguments.demo else f"{{name}}{_default_ending(arguments)}"
-    return run_decode(parser, arguments, settings, default)
-
-
-def _default_ending(arguments: argparse.Namespace) -> str:
-    """Return the ending of an output without a name: .mp4, or another container that takes the codec."""
-    codec = CODECS.get(arguments.codec or "")
-    return ".mp4" if codec is None or ".mp4" in codec.endings else codec.endings[0]
+    settings = DecodeSettings(output, plan, decode_options, preset=arguments.preset, audio=audio)
+    endings = CODECS[arguments.codec].endings if arguments.codec in CODECS else (".mp4",)
+    ending = ".mp4" if ".mp4" in endings else endings[0]
+    return run_decode(parser, arguments, settings, "demo.mp4" if arguments.demo else f"{{name}}{ending}", DecodeJob)
 
 
 def complete_inputs(
@@ -138,30 +123,21 @@ def run_decode(
     arguments: argparse.Namespace,
     settings: DecodeSettings,
     default: str,
-    make_job: "Callable[[argparse.Namespace, Sequence[str], str | None, DecodeSettings], DecodeJob] | None" = None,
+    make_job: "Callable[[argparse.Namespace, Sequence[str], str | None, DecodeSettings], DecodeJob]",
 ) -> int:
     """Decode the latents of complete arguments, as the job that `make_job` makes.
 
     `default` is the output without -o.
     """
-    sources, audio_settings, audio_source = arguments.latents, settings.audio, settings.output.audio
-    inputs, keyframes = [_FILM] if arguments.join else sources, getattr(arguments, "keyframes", None)
+    sources, audio_settings = arguments.latents, settings.audio
+    inputs = [_FILM] if arguments.join else sources
     has_only_audio = audio_settings is not None and is_audio(arguments.output or "")
     is_exr = bool(arguments.exr) and not arguments.output and not has_table(inputs)
     if arguments.json and arguments.output == "-":
         parser.error("--json and -o - both write to standard output; choose one")
     with parser.wrong_usage():
         pattern = _find_output(arguments, inputs, default, is_exr=is_exr)
-        if keyframes and are_many(sources):
-            problem = "--keyframes goes with one input; decode each on its own, or store them in its latent file"
-            raise ItemsError(problem)
-        if audio_settings:
-            _check_audio(audio_settings, audio_source, is_alone=has_only_audio, is_many=are_many(inputs))
-        for name, path in (("keyframes", keyframes), ("audio-latents", audio_settings and audio_settings.latents)):
-            if arguments.join and path:
-                raise ItemsError(f"--{name} goes with one window; store it in each window's file")
-        if audio_source and arguments.frames and arguments.frames.start:
-            raise ItemsError("--audio begins with the first frame; leave out --audio, or begin --frames with 0")
+        _check_combination(arguments, settings, sources, inputs)
         output_options, files = _choose_hdr_frames(arguments, inputs, settings.output, is_exr=is_exr), {}
         if pattern and not has_only_audio:
             files = find_outputs(pattern, _with_possible_audio(output_options, audio_settings), fps=arguments.fps)
@@ -173,8 +149,31 @@ def run_decode(
         frames=arguments.frames,
         all_frames=arguments.all_frames,
     )
-    job = (make_job or DecodeJob)(arguments, sources, pattern, settings)
+    job = make_job(arguments, sources, pattern, settings)
     return run_command(lambda _: job.run(), arguments, computes=not arguments.dry_run)
+
+
+def _check_combination(
+    arguments: argparse.Namespace, settings: DecodeSettings, sources: Sequence[str], inputs: Sequence[str]
+) -> None:
+    """Raise an `ItemsError` for options that contradict each other, or do not go with so many inputs."""
+    audio, file, keyframes = settings.audio, settings.output.audio, getattr(arguments, "keyframes", None)
+    latents, is_required = (None, False) if audio is None else (audio.latents, audio.is_required)
+    is_many, start = are_many(inputs), arguments.frames and arguments.frames.start
+    many_keyframes = "--keyframes goes with one input; decode each on its own, or store them in its latent file"
+    required = "--audio is the audio of the video; leave out --audio-model and other options of latents"
+    for is_wrong, rule in (
+        (keyframes and are_many(sources), many_keyframes),
+        (file and is_many, "--audio goes with one input; add it to each video on its own"),
+        (latents and is_many, "--audio-latents goes with one input; add it to each video on its own"),
+        (is_audio(arguments.output or "") and is_many, "a .wav file is the audio of one input; decode each on its own"),
+        (is_required and file, required),
+        (arguments.join and keyframes, "--keyframes goes with one window; store it in each window's file"),
+        (arguments.join and latents, "--audio-latents goes with one window; store it in each window's file"),
+        (file and start, "--audio begins with the first frame; leave out --audio, or begin --frames with 0"),
+    ):
+        if is_wrong:
+            raise ItemsError(rule)
 
 
 def _with_possible_audio(options: OutputOptions, audio: AudioSettings | None) -> OutputOptions:
@@ -190,8 +189,7 @@ def _find_output(arguments: argparse.Namespace, inputs: Sequence[str], default: 
         arguments.output, arguments.exr = _stills_folder(arguments.exr, inputs), None
         return arguments.output
     if not is_still:
-        pattern = find_pattern(inputs, output, Path(default).suffix)
-        return default if pattern is None and not arguments.dry_run and not has_table(inputs) else pattern
+        return find_pattern(inputs, output, Path(default).suffix, None if arguments.dry_run else default)
     if output and not output.endswith(("/", os.sep)) and Path(output).suffix:
         raise ItemsError(f"--stills makes numbered pictures; name a folder for them: {Path(output).stem}/")
     return _stills_folder(output, inputs) if output else os.path.join("{name}", "")
@@ -240,7 +238,6 @@ def _plan_options(arguments: argparse.Namespace) -> PlanOptions:
 
 
 _UNNAMED = "out.mp4"  # stands for the output of a dry run without one
-_DEMO_NAME = "demo.mp4"
 _FILM = "film"  # name of the one input that the windows of a film are
 
 
@@ -248,80 +245,54 @@ class DecodeJob(Job):
     """Job of `decode`."""
 
     network = "decoder"
-    reader: LatentReader
 
     def __init__(
         self, arguments: argparse.Namespace, sources: Sequence[str], pattern: str | None, settings: DecodeSettings
     ) -> None:
         super().__init__(arguments, sources, pattern, is_film=arguments.join)
         self.settings = settings
-        self._decided = settings  # until the VAE is downloaded, without audio
-        self._audio_alone = settings.audio if is_audio(pattern or "") else None  # if it is the only output
+        self.decided = settings  # until the VAE is downloaded, without audio
+        self._has_only_audio = is_audio(pattern or "")
+        self._reading = {name: getattr(arguments, name) for name in ("tensor", "grid", "unnormalized")}
+        self._reading |= {"keyframes": getattr(arguments, "keyframes", None), "is_dry_run": arguments.dry_run}
         self.dtype = arguments.dtype or ("float32" if arguments.hdr else None)
 
     def open(self) -> VideoVAE | AudioVAE:
-        if self._audio_alone is not None:
-            self._audio_alone = self.settings.audio
-            assert self._audio_alone is not None
-            if not isinstance(audio_vae := self._audio_alone.vae, AudioVAE):
+        self.decided = self.settings
+        if self._has_only_audio:
+            audio_vae = self.settings.audio and self.settings.audio.vae
+            if not isinstance(audio_vae, AudioVAE):
                 names = f"give --audio-model {list_names([Kind.AUDIO])}, or a file"
                 raise CheckpointError(f"{self.arguments.model}: audio latents need an audio VAE; {names}.")
             return audio_vae
         vae = self.open_pictures()
-        self.reader, self._decided = self._make_reader(vae), self.settings
+        self.reader = vae.reader(**self._reading)
         return vae
 
     def open_without_download(self) -> VideoVAE | AudioVAE | None:
-        audio, self._decided = self.settings.audio, replace(self.settings, plans={})
-        if audio is not None and self.audio_model is not None:
-            audio_vae = AudioVAE.before_download(self.audio_model, dtype=self.dtype, encoder=False)
+        audio, self.decided = self.settings.audio, replace(self.settings, plans={})
+        if audio is not None and self.arguments.audio_model is not None:
+            audio_vae = AudioVAE.before_download(self.arguments.audio_model, dtype=self.dtype, encoder=False)
             audio = replace(audio, find_vae=lambda: audio_vae)
-            if self._audio_alone is not None:
-                self._audio_alone = audio
-            elif audio_vae is None:
+            self.decided = replace(self.decided, audio=audio)
+            if audio_vae is None and not self._has_only_audio:
                 options = _with_possible_audio(self.settings.output, audio)
-                self._decided = replace(self._decided, output=options, audio=None)
-            else:
-                self._decided = replace(self._decided, audio=audio)
-        if self._audio_alone is not None:
-            return self._audio_alone.vae if isinstance(self._audio_alone.vae, AudioVAE) else None
+                self.decided = replace(self.decided, output=options, audio=None)
+        if self._has_only_audio:
+            return audio.vae if audio is not None and isinstance(audio.vae, AudioVAE) else None
         vae = VideoVAE.before_download(self.arguments.model, dtype=self.dtype, encoder=False)
         if vae is not None:
-            self.reader = self._make_reader(vae)
+            self.reader = vae.reader(**self._reading)
         return vae
-
-    def _make_reader(self, vae: VideoVAE) -> LatentReader:
-        arguments = self.arguments
-        return replace(
-            vae.reader(),
-            tensor=arguments.tensor,
-            grid=arguments.grid,
-            unnormalized=arguments.unnormalized,
-            keyframes=getattr(arguments, "keyframes", None),
-            is_dry_run=arguments.dry_run,
-        )
 
     def open_pictures(self) -> VideoVAE:
         return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, encoder=False)
 
     def make_task(self, item: Item) -> Task:
-        audio = self._audio_alone
-        if not self.has_vae:
-            return InputTask(self, item) if audio is None else AudioInputTask(self, item, audio)
-        return DecodeTask(self, item) if audio is None else AudioTask(self, item, audio)
-
-    def decide(self, item: Item) -> PreparedDecode:
-        """Decide the decode of an item."""
-        arguments, vae = self.arguments, self.vae
-        assert isinstance(vae, VideoVAE)
-        latents: ClipInput | FilmInput
-        if self.is_film:
-            latents = FilmInput(
-                self.reader, item.windows, fps=arguments.fps, carry=arguments.carry, blend=arguments.blend
-            )
-        else:
-            latents = ClipInput(self.reader, self.reader.open(item.source))
-        return vae.decide(latents, item.output or _UNNAMED, self._decided)
+        audio = self.decided.audio
+        if not self._has_only_audio or audio is None:
+            return DecodeTask(self, item) if self.has_vae else InputTask(self, item)
+        return AudioTask(self, item, audio) if self.has_vae else AudioInputTask(self, item, audio)
 
 
 class PreviewJob(DecodeJob):
@@ -371,35 +342,31 @@ class InputTask(_LatentsTask):
 
     def check_outputs(self) -> None:
         super().check_outputs()
-        for output in [] if self.result.is_skipped else self.missing_outputs:
+        for output in self.missing_outputs:
             self._checks.check_folder(output, makes_folders=self._job.makes_folders)
-
-    @property
-    def missing_outputs(self) -> list[str]:
-        skips = self._job.arguments.skip_existing
-        return [output for output in self.result.written if not (skips and all_exist([output]))]
 
     def check_values(self) -> None:
         settings = self._job.settings
         if settings.frames is None:
             self._checks.check_values(unnormalized=self._job.arguments.unnormalized)
 
-    def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
-        raise AssertionError("the VAE is opened before it runs")
-
 
 class DecodeTask(_LatentsTask):
     """Decode of a latent file or a film."""
 
     plan: DecodePlan
-
-    def __init__(self, job: DecodeJob, item: Item) -> None:
-        self._copied: set[tuple[str, str]] = set()  # entries of the latent file that go into an output
-        super().__init__(job, item)
+    _copied: Set[tuple[str, str]] = frozenset()  # entries of the latent file that go into an output
 
     def read_headers(self) -> None:
-        job, item = self._job, self._item
-        self._decode = decode = job.decide(item)
+        job, item, arguments = self._job, self._item, self._job.arguments
+        assert isinstance(job.vae, VideoVAE)
+        latents: ClipInput | FilmInput
+        if job.is_film:
+            options = {"fps": arguments.fps, "carry": arguments.carry, "blend": arguments.blend}
+            latents = FilmInput(job.reader, item.windows, **options)
+        else:
+            latents = ClipInput(job.reader, job.reader.open(item.source))
+        self._decode = decode = job.vae.decide(latents, item.output or _UNNAMED, job.decided)
         shape = decode.latents.shape
         assert decode.plan is not None and shape is not None
         self.plan = decode.plan
@@ -465,14 +432,3 @@ class DecodeTask(_LatentsTask):
             f"{copied_keys and f', with the {copied_keys} of ComfyUI (--no-workflow leaves them out)'}"
             f"{'; every frame is one color' if report.one_color else ''}"
         )
-
-
-def _check_audio(settings: AudioSettings, source: object, *, is_alone: bool, is_many: bool) -> None:
-    """Raise an `ItemsError` if an audio file, audio as the only output or many inputs contradict the options."""
-    for name, value in (("audio", source), ("audio-latents", settings.latents)):
-        if value and is_many:
-            raise ItemsError(f"--{name} goes with one input; add it to each video on its own")
-    if is_alone and is_many:
-        raise ItemsError("a .wav file is the audio of one input; decode each on its own")
-    if settings.is_required and source:
-        raise ItemsError("--audio is the audio of the video; leave out --audio-model and other options of latents")

@@ -23,7 +23,7 @@ from ..units import format_count, format_seconds
 from ..video import ExrReader
 from ..video.reader import source_files
 from .cli import CommandParser
-from .items import Item, Result, are_many, check_inputs, find_pattern, has_table, mark_folders
+from .items import Item, Result, are_many, check_inputs, find_pattern, has_table, mark_folders, names_folder
 from .jobs import Job, Task, describe_blending
 from .model_choice import CHOICES, choose_by_environment
 from .options import read_options
@@ -41,12 +41,13 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     choose_by_environment(arguments)
     if not arguments.model:
         parser.error(f"-m VAE is missing, the checkpoint to encode with: {CHOICES}")
-    if arguments.hdr and arguments.matrix:
-        parser.error("--matrix is for videos, and --hdr for EXR images; choose one")
-    if arguments.hdr and arguments.as_stored:
-        parser.error("--as-stored is for videos, and --hdr for EXR images; choose one")
-    if arguments.hdr and arguments.compress is not None:
-        parser.error("--compress is for pictures with 8 bits per color, and --hdr for EXR images; choose one")
+    for option, is_given, content in (
+        ("--matrix", arguments.matrix, "videos"),
+        ("--as-stored", arguments.as_stored, "videos"),
+        ("--compress", arguments.compress is not None, "pictures with 8 bits per color"),
+    ):
+        if arguments.hdr and is_given:
+            parser.error(f"{option} is for {content}, and --hdr for EXR images; choose one")
     frames = arguments.frames
     if "-" in arguments.video and frames and (has_seconds(frames) or min(frames.start, frames.stop or 0) < 0):
         parser.error("standard input is read once, so --frames counts frames from its first; correct --frames")
@@ -57,16 +58,14 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         if are_many(arguments.video):
             parser.error("--windows goes with one video; encode each on its own")
         output = arguments.output or "windows"
-        if not output.endswith(("/", os.sep)) and not os.path.isdir(output):
+        if not names_folder(output):
             parser.error(f"--windows makes several files; name a folder for them: -o {output}/")
     layout = None if arguments.layout is None else LAYOUTS[arguments.layout]
     with parser.wrong_usage():
         pattern = arguments.output
         if not arguments.windows:
             ending = ".safetensors" if layout is None else layout.file_ending(arguments.frames, arguments.size)
-            pattern = find_pattern(arguments.video, pattern, ending)
-            if pattern is None and not has_table(arguments.video):
-                pattern = f"{{name}}{ending}"
+            pattern = find_pattern(arguments.video, pattern, ending, f"{{name}}{ending}")
             if pattern:
                 check_latents_name(pattern, layout)
                 if arguments.audio_model and is_for_comfyui(pattern):
@@ -106,33 +105,32 @@ class EncodeJob(Job):
         self.settings = settings
 
     def open(self) -> VideoVAE:
-        self.settings = replace(self.settings, audio=self._open_audio())
+        if (name := self.arguments.audio_model) is not None:
+            audio = AudioVAE.from_pretrained(name, dtype=self.dtype, decoder=False)
+            self.settings = replace(self.settings, audio=audio)
         return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, decoder=self._has_latents)
 
     def open_without_download(self) -> VideoVAE | None:
-        if self.audio_model is not None:
-            audio_vae = AudioVAE.before_download(self.audio_model, dtype=self.dtype, decoder=False)
-            self.settings = replace(self.settings, audio=audio_vae)
+        if (name := self.arguments.audio_model) is not None:
+            audio = AudioVAE.before_download(name, dtype=self.dtype, decoder=False)
+            self.settings = replace(self.settings, audio=audio)
         return VideoVAE.before_download(self.arguments.model, dtype=self.dtype, decoder=self._has_latents)
-
-    def _open_audio(self) -> AudioVAE | None:
-        name = self.audio_model
-        return None if name is None else AudioVAE.from_pretrained(name, dtype=self.dtype, decoder=False)
 
     def make_task(self, item: Item) -> "EncodeTask":
         return EncodeTask(self, item)
 
     def read_items(self) -> list[Item]:
-        items, layout = super().read_items(), self.settings.layout
+        items, layout, output = super().read_items(), self.settings.layout, self.arguments.output
         self._has_latents = any(is_latent_file(item.source) for item in items)
-        if layout is None or not layout.numbers or _names_file(self.arguments.output) or has_table(self.sources):
+        names_file = output is not None and not names_folder(output)
+        if layout is None or not layout.numbers or names_file or has_table(self.sources):
             return items
         names = layout.number([item.source for item in items])
         return [replace(item, name=name) for item, name in zip(items, names, strict=True)]
 
 
 class EncodeTask(Task):
-    """Encode of a video. It is opened late, since an open video has a process."""
+    """Encode of a video. It is opened late, since an open video has a process, and checked as it is read."""
 
     _job: EncodeJob
 
@@ -154,9 +152,6 @@ class EncodeTask(Task):
         settings = replace(self._job.settings, overwrite=self.overwrite)
         for output in self.missing_outputs:
             settings.check_output(output, makes_folders=self._job.makes_folders)
-
-    def check_values(self) -> None:
-        """Do nothing: a video is checked as it is read."""
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -192,11 +187,6 @@ class EncodeTask(Task):
         report = self._encode.run(bar)
         self.result = replace(self.result, outputs=[report.output])
         return self._report(_describe(report), report.as_dict())
-
-
-def _names_file(output: str | None) -> bool:
-    """Return whether -o is a file or a pattern rather than a folder for files that are named after the inputs."""
-    return output is not None and not output.endswith(("/", os.sep)) and not os.path.isdir(output)
 
 
 def _describe(report: EncodeReport) -> str:

@@ -21,14 +21,9 @@ import numpy as np
 from PIL import Image
 
 from .. import DeviceError, LTXVAEError, PreviewVAE, VideoReader, VideoVAE, WriterError
-from ..audio_vae import find_audio_decoder
 from ..errors import ItemsError, OutputClosed, describe_error
-from ..frame_format import FrameOutput
 from ..latents import open_latents
 from ..model_table import Kind, models_for
-from ..options import OutputOptions, PlanOptions
-from ..pipeline.clip_audio import AudioSettings
-from ..pipeline.frames import scaling_step
 from ..pipeline.prepare import DecodeSettings
 from ..shapes import format_size
 from ..units import DEFAULT_FPS, format_count
@@ -53,8 +48,8 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
-    """Make the gallery of complete arguments, and return the exit code."""
+def run_gallery(parser: CommandParser, arguments: argparse.Namespace, settings: DecodeSettings) -> int:
+    """Make the gallery of complete arguments with the settings of previews, and return the exit code."""
     for name, reason in (("join", "shows each latent file on its own"), ("exr", "has videos and no images")):
         if getattr(arguments, name):
             parser.error(f"a gallery {reason}; leave out --{name}")
@@ -65,22 +60,8 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
     page = Path(arguments.output)
     arguments.output, arguments.skip_existing = os.path.join(preview_folder(page), ""), False
     arguments.distributed = "off"
-    plan = PlanOptions(memory_budget=arguments.memory_budget)
-    output = OutputOptions(crf=_CRF, frames=preview_frames(arguments))
-    settings = DecodeSettings(output, plan, audio=preview_audio(arguments))
+    settings = replace(settings, output=replace(settings.output, crf=_CRF))
     return run_decode(parser, arguments, settings, "{name}.mp4", partial(GalleryJob, page))
-
-
-def preview_frames(arguments: argparse.Namespace) -> FrameOutput:
-    """Return what previews have of the decoded frames."""
-    return FrameOutput(steps=() if arguments.max_size is None else (scaling_step(arguments.max_size),))
-
-
-def preview_audio(arguments: argparse.Namespace) -> AudioSettings | None:
-    """Return the audio of previews, which have it where their latents have audio latents. `None` means no audio."""
-    if arguments.audio_model is None:
-        return None
-    return AudioSettings(partial(find_audio_decoder, arguments.audio_model, None, arguments.dtype))
 
 
 class GalleryJob(PreviewJob):
@@ -149,8 +130,13 @@ class GalleryJob(PreviewJob):
         if num_new or self._cards() != self._written or not self._page.exists():
             self._written = None
             self._folder.clean(self._write(is_complete=True))
-            self._written = self._cards()
-            self._print_totals(num_new)
+            self._written = cards = self._cards()
+            num_clips, num_failed = len(self._states), sum(bool(clip.error) for clip in cards)
+            report = {"output": str(self._page), "clips": num_clips, "new": num_new, "failed": num_failed}
+            self.end_progress(report)
+            line = f"{self._page}: {format_count(num_clips, 'clip')}, {num_new} new, {num_failed} failed"
+            if self.arguments.json or not self.arguments.quiet:
+                write_line(json.dumps(report) if self.arguments.json else line, sys.stdout)
         if self._is_watched:
             self._folder.use()
 
@@ -271,17 +257,6 @@ class GalleryJob(PreviewJob):
     def _cards(self) -> list[GalleryClip]:
         """Return the cards of the page, in the order of the latent files."""
         return [self._clips[path] for path in self._states if path in self._clips]
-
-    def _print_totals(self, num_new: int) -> None:
-        failed = sum(bool(clip.error) for clip in self._cards())
-        report = {"output": str(self._page), "clips": len(self._states), "new": num_new, "failed": failed}
-        self.end_progress(report)
-        if self.arguments.json:
-            write_line(json.dumps(report), sys.stdout)
-        elif not self.arguments.quiet:
-            write_line(
-                f"{self._page}: {format_count(len(self._states), 'clip')}, {num_new} new, {failed} failed", sys.stdout
-            )
 
 
 def _first_frame(preview: str) -> str:

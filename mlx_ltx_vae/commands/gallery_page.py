@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ..errors import ItemsError, warn
@@ -25,8 +24,6 @@ _PREVIEW = re.compile(r"[\w.-]{1,80}-[0-9a-f]{8}(-[0-9]+)?\.mp4", re.ASCII)
 _ATTEMPTS = 100  # to make the folder of previews, which other galleries may remove
 _REJECTED = "# rejected: "  # in a list, a comment for `decode --list`
 _MAX_PICKS = 64_000_000  # bytes, of a list
-#: No marks, as a default argument.
-NO_MARKS: Mapping[str, str] = MappingProxyType({})
 _VERSION = "version.js"  # in the folder; tells a page that is watched that there is a newer one
 
 
@@ -158,7 +155,7 @@ def write_page(
     *,
     is_watched: bool,
     is_complete: bool,
-    marks: Mapping[str, str] = NO_MARKS,
+    marks: Mapping[str, str],
 ) -> set[str]:
     """Write a page with the cards of clips. If it is watched, it loads itself again after it is written again.
 

@@ -12,7 +12,6 @@ from .. import LTXVAEError, VideoVAE
 from ..errors import ItemsError, describe_error, printable, telling_warnings
 from ..inspect import format_report, inspect, summarize
 from ..options import OutputOptions, PlanOptions
-from ..shapes import Grid
 from .cli import CommandParser
 from .items import files_in
 from .jobs import plan_report
@@ -35,19 +34,20 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     if arguments.size is None or arguments.frames is None:
         parser.error("a plan without a file needs --size WxH and --frames N, of the video")
     width, height = arguments.size
-    video = arguments.frames, height, width
     with parser.wrong_usage():
         options = read_options(PlanOptions, arguments, holds_latents=False, outputs=(OutputOptions().frames,))
         vaes = [VideoVAE.published(name, dtype=arguments.dtype) for name in arguments.file]
         for vae in vaes:
-            vae.config.scale.latent_grid(video)
-    return run_command(partial(_print_plans, vaes, video, options), arguments)
+            vae.config.scale.latent_grid((arguments.frames, height, width))
+    return run_command(partial(_print_plans, vaes, options), arguments)
 
 
-def _print_plans(vaes: Sequence[VideoVAE], video: Grid, options: PlanOptions, arguments: argparse.Namespace) -> None:
+def _print_plans(vaes: Sequence[VideoVAE], options: PlanOptions, arguments: argparse.Namespace) -> None:
     """Print the plans that `decode` would follow for a file, with frames of 8 bits."""
+    width, height = arguments.size
     for index, vae in enumerate(vaes):
-        values, text = plan_report(vae.plan_video(video, options), {"vae": vae.source.networks["decoder"]})
+        plan = vae.plan_video((arguments.frames, height, width), options)
+        values, text = plan_report(plan, {"vae": vae.source.networks["decoder"]})
         text = json.dumps({"kind": "plan", **values}) if arguments.json else text
         print_report(f"\n{text}" if index and not arguments.json else text)
 

@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ItemsError, OutputExists, one_line, quote, warn
-from ..files import check_distinct, explain_missing, file_key, is_pipe, numbered_names, read_small_file
+from ..files import explain_missing, file_key, is_pipe, numbered_names, read_small_file
 from ..latents.formats import READERS
 from ..shapes import Size
 from ..units import find_fps, format_bytes, format_count
 from ..video import frame_endings
 from ..video.reader import IMAGE_ENDINGS
 
+#: In an output, replaced by the name of the input.
+NAME = "{name}"
+
 _PATH_COLUMNS = ("path", "media_path", "video", "video_path", "file", "file_name")  # as data sets name them
 _MAX_LIST = 64_000_000  # bytes
 _MAX_INPUTS = 1_000_000
 _MAX_WORDS = 8  # of a name with spaces
-_NAME = "{name}"  # in an output, replaced by the name of the input
 _PIPE_NAME = "clip"  # the name of standard input
 _VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".wmv", ".gif")
 _DESCRIPTORS = ("/dev/fd/", "/dev/stdin")  # for `@<(ls *.npy)`; its names are relative to the working folder
@@ -117,14 +119,13 @@ def mark_folders(arguments: Sequence[str], *, of_videos: bool) -> list[str]:
 
     Of videos, a folder of images is one input, and a folder of latent files alone is a list of them.
     """
-    return [f"@{argument}" if _is_folder_of_inputs(argument, of_videos) else argument for argument in arguments]
-
-
-def _is_folder_of_inputs(argument: str, of_videos: bool) -> bool:
-    if not os.path.isdir(argument) or not of_videos:
-        return os.path.isdir(argument)
-    has_images = bool(_names_in(argument, IMAGE_ENDINGS))
-    return bool(_names_in(argument, _VIDEO_ENDINGS) or (not has_images and _names_in(argument, _latent_endings())))
+    marked_arguments = []
+    for argument in arguments:
+        is_list = os.path.isdir(argument)
+        if is_list and of_videos and not _names_in(argument, _VIDEO_ENDINGS):
+            is_list = not _names_in(argument, IMAGE_ENDINGS) and bool(_names_in(argument, _latent_endings()))
+        marked_arguments.append(f"@{argument}" if is_list else argument)
+    return marked_arguments
 
 
 def is_list(argument: str) -> bool:
@@ -312,25 +313,35 @@ def check_inputs(arguments: Sequence[str], output: str | None, ending: str) -> N
                 )
 
 
-def find_pattern(arguments: Sequence[str], output: str | None, ending: str) -> str | None:
-    """Return the pattern of outputs. A folder, `out/`, becomes `out/{name}` with the ending."""
+def find_pattern(arguments: Sequence[str], output: str | None, ending: str, default: str | None = None) -> str | None:
+    """Return the pattern of outputs. A folder, `out/`, becomes `out/{name}` with the ending.
+
+    Without an output it is the default, unless a table may state the outputs.
+    """
     if are_many(arguments) and ("-" in arguments or output == "-"):
         raise ItemsError("- is standard input or output, which takes one input; name files.")
-    if output is None or output == "-":
+    if output is None:
+        return None if has_table(arguments) else default
+    if output == "-":
         return output
     for placeholder in re.findall(r"\{\w*\}", os.path.basename(output)):
-        if placeholder != _NAME:
-            raise ItemsError(f"{output}: {placeholder} stands for nothing; write {_NAME}, or %05d to number stills.")
-    if output.endswith(("/", os.sep)) or os.path.isdir(output):
-        return os.path.join(output, _NAME + ending)
-    if _NAME in output or not are_many(arguments):
+        if placeholder != NAME:
+            raise ItemsError(f"{output}: {placeholder} stands for nothing; write {NAME}, or %05d to number stills.")
+    if names_folder(output):
+        return os.path.join(output, NAME + ending)
+    if NAME in output or not are_many(arguments):
         return output
     for argument in arguments:
         if not is_list(argument) and not os.path.lexists(argument) and "%" not in argument:
             raise ItemsError(f"{argument}: {explain_missing(argument, 'file or folder')}")
     raise ItemsError(
-        f"{output}: is one output for several inputs; name a folder (out/) or a pattern (out/{_NAME}{ending})."
+        f"{output}: is one output for several inputs; name a folder (out/) or a pattern (out/{NAME}{ending})."
     )
+
+
+def names_folder(output: str) -> bool:
+    """Return whether -o is a folder for files that are named after the inputs, rather than a file or a pattern."""
+    return output.endswith(("/", os.sep)) or os.path.isdir(output)
 
 
 def _is_like_output(argument: str, ending: str) -> bool:
@@ -340,11 +351,6 @@ def _is_like_output(argument: str, ending: str) -> bool:
         inputs, outputs = outputs, inputs
     name = argument.lower()
     return name.endswith(outputs) and not name.endswith(inputs) and not os.path.lexists(argument)
-
-
-def names_inputs(pattern: str | None) -> bool:
-    """Return whether a pattern has the names of inputs, so that its folders are made."""
-    return _NAME in (pattern or "")
 
 
 def find_free_name(output: str) -> str:
@@ -382,18 +388,16 @@ def name_items(items: Sequence[Item], pattern: str | None, *, is_dry_run: bool) 
 
     Outputs that a table states replace the pattern. They are relative to its folder, or without one to the table's.
     """
-    items = [_add_output(item, pattern) for item in items]
-    check_outputs(items, [Result()] * len(items))
+    named_items = []
     for item in items:
+        folder = item.folder if pattern is None else os.path.dirname(pattern.split(NAME)[0])
+        output = os.path.join(folder, item.output) if item.output else pattern and pattern.replace(NAME, item.name)
+        named_items.append(replace(item, output=output, folder=folder))
+    check_outputs(named_items, [Result()] * len(items))
+    for item in named_items:
         if item.output is None and not is_dry_run:
             raise ItemsError(f"{item.source}: has no output; name a folder for it with -o.")
-    return items
-
-
-def _add_output(item: Item, pattern: str | None) -> Item:
-    folder = item.folder if pattern is None else os.path.dirname(pattern.split(_NAME)[0])
-    output = os.path.join(folder, item.output) if item.output else pattern and pattern.replace(_NAME, item.name)
-    return replace(item, output=output, folder=folder)
+    return named_items
 
 
 def check_outputs(items: Sequence[Item], results: Sequence[Result]) -> None:
@@ -416,14 +420,6 @@ def check_outputs(items: Sequence[Item], results: Sequence[Result]) -> None:
                     f"{item.where}: its output {quote(output)} is not inside the folder {item.folder or os.curdir}; "
                     "name a file in that folder, or another folder with -o."
                 )
-
-
-def check_not_inputs(
-    items: Sequence[Item], results: Sequence[Result], other_inputs: Sequence[str | os.PathLike]
-) -> None:
-    """Check that no output of the items is an input of any of them, or one of `other_inputs`."""
-    inputs = [*other_inputs, *(item.source for item in items), *chain(*(result.inputs for result in results))]
-    check_distinct(chain(*(result.written for result in results)), inputs)
 
 
 def all_exist(outputs: Sequence[str]) -> bool:

@@ -19,19 +19,18 @@ import mlx.core as mx
 from .. import AudioVAE, LatentUpsampler, VideoVAE
 from ..distributed import Ranks, end_time_limit, join_ranks
 from ..errors import ItemsError, OutputExists, describe_error, printable, telling_warnings
-from ..files import check_replaceable, file_key, is_pipe, make_folder
-from ..pipeline import progress
+from ..files import check_distinct, check_replaceable, file_key, is_pipe, make_folder
 from ..pipeline.progress import FrameBar
 from ..planning.plan import Plan
 from ..process import Cleanup
 from ..units import format_bytes, format_rate, format_seconds
 from .cli import launched_rank
 from .items import (
+    NAME,
     Item,
     Result,
     all_exist,
     are_many,
-    check_not_inputs,
     check_outputs,
     existing_outputs_error,
     find_free_name,
@@ -39,14 +38,11 @@ from .items import (
     is_list,
     join_items,
     name_items,
-    names_inputs,
     read_inputs,
     warn_of_free_names,
 )
 from .speeds import estimate_seconds, record_speed
 from .terminal import ask_to_replace, is_in_terminal, print_report, print_traceback, write_line
-
-_SECONDS_PER_OBJECT = 1  # of --progress json
 
 
 class Job(ABC):
@@ -91,8 +87,8 @@ class Job(ABC):
 
     @property
     def makes_folders(self) -> bool:
-        """Flag: folders of outputs are made."""
-        return self.is_many or names_inputs(self.pattern)
+        """Flag: folders of outputs are made, also those that a pattern has the names of inputs in."""
+        return self.is_many or NAME in (self.pattern or "")
 
     def may_replace(self, files: Iterable[str]) -> bool:
         """Return whether files of these names are replaced: with -y, or if the user has said so in a terminal.
@@ -166,9 +162,7 @@ class Job(ABC):
         Returns `None` if none has to be, or if an input can be read only once.
         """
         sources = chain.from_iterable(item.windows or [item.source] for item in items)
-        if any(source == "-" or is_pipe(source) for source in sources):
-            return None
-        if not self.is_remote:
+        if not self.is_remote or any(source == "-" or is_pipe(source) for source in sources):
             return None
         with telling_warnings(lambda text: None):  # they come again
             if (vae := self.open_without_download()) is not None:
@@ -182,34 +176,27 @@ class Job(ABC):
     @property
     def is_remote(self) -> bool:
         """Flag: the hub is asked for a model."""
-        return VideoVAE.is_remote(self.arguments.model) or AudioVAE.is_remote(self.audio_model)
+        return VideoVAE.is_remote(self.arguments.model) or AudioVAE.is_remote(self.arguments.audio_model)
 
-    @property
-    def audio_model(self) -> str | None:
-        """Argument of --audio-model."""
-        return getattr(self.arguments, "audio_model", None)
-
-    @abstractmethod
     def open_without_download(self) -> VideoVAE | AudioVAE | None:
         """Return the VAE as `open`, but one of the table without its files if they would be downloaded.
 
         Returns `None` if nothing is known of it before. Tasks then check what needs no VAE.
         """
+        return None
 
     def _prepare(self, items: Sequence[Item]) -> list[Result]:
         """Return what is known of all items before the first one runs."""
         results = []
         for item in items:
-            result, task = Result(), None
             try:
                 task = self.make_task(item)
             except Exception as error:
-                result = self._failed(result, error)
-            if task is not None:
-                self._check_not_inputs([item], [task.result])
-                self._task = None if self.is_many else task
-                result = self._check(task)
-            results.append(result)
+                results.append(self._failed(Result(), error))
+                continue
+            self._check_not_inputs([item], [task.result])
+            self._task = None if self.is_many else task
+            results.append(self._check(task))
         check_outputs(items, results)
         self._check_not_inputs(items, results)
         if self._existing and launched_rank() is None and is_in_terminal():
@@ -225,24 +212,23 @@ class Job(ABC):
                 self.print_result(item, result)
 
     def _check(self, task: "Task") -> Result:
-        """Return what is known of an item before it runs, with the errors of its outputs and values."""
+        """Return what is known of an item before it runs, with the errors of its outputs and values.
+
+        That outputs exist is no error yet: `_confirm_existing` tells of all.
+        """
         try:
-            self._check_outputs(task)
+            try:
+                task.check_outputs()
+            except OutputExists as error:
+                outputs = task.result.written
+                self._replaced.update(outputs)  # or the command ends
+                task.check_outputs()
+                self._existing.append((error, list(filter(os.path.isfile, outputs)) or [error.path]))
             if not task.result.is_skipped:
                 task.check_values()
         except Exception as error:
             return self._failed(task.result, error)
         return task.result
-
-    def _check_outputs(self, task: "Task") -> None:
-        """Raise the errors of an item's outputs, except that they exist, which `_confirm_existing` tells of all."""
-        try:
-            task.check_outputs()
-        except OutputExists as error:
-            outputs = task.result.written
-            self._replaced.update(outputs)  # or the command ends
-            task.check_outputs()
-            self._existing.append((error, list(filter(os.path.isfile, outputs)) or [error.path]))
 
     def _confirm_existing(self, results: Sequence[Result]) -> None:
         """Ask once whether outputs that exist are replaced, and raise one `OutputExists` if they are not."""
@@ -256,8 +242,10 @@ class Job(ABC):
 
     def _check_not_inputs(self, items: Sequence[Item], results: Sequence[Result]) -> None:
         """Check that no output of the items is an input of any of them, or of the job."""
-        lists = [source.removeprefix("@") for source in self.sources if is_list(source)]
-        check_not_inputs(items, results, [*lists, *(self.vae.source.files if self.has_vae else ())])
+        inputs: list[str | os.PathLike] = [source.removeprefix("@") for source in self.sources if is_list(source)]
+        inputs += [*(self.vae.source.files if self.has_vae else ()), *(item.source for item in items)]
+        inputs += chain.from_iterable(result.inputs for result in results)
+        check_distinct(chain.from_iterable(result.written for result in results), inputs)
 
     def _run_many(self, items: Sequence[Item], results: list[Result], start: float) -> None:
         """Run the items of this rank in order, with a line about each, and a summary of the items of all ranks."""
@@ -337,7 +325,6 @@ class Job(ABC):
             total=num_frames,
             disable=not has_bar,
             write=partial(write_line, file=sys.stderr) if has_progress else None,
-            interval=_SECONDS_PER_OBJECT if as_json else progress.SECONDS_PER_LINE,
             as_json=as_json,
         ) as bar:
             end_line = Cleanup(bar, os.write, sys.stderr.fileno(), b"\n") if has_bar else None
@@ -347,9 +334,10 @@ class Job(ABC):
 
     def _report(self, item: Item, result: Result) -> None:
         """Print the report of a single item."""
-        self.end_progress(result.values or result.as_dict(item))
+        values = result.values or result.as_dict(item)
+        self.end_progress(values)
         if self.arguments.json:
-            print_report(json.dumps(result.values or result.as_dict(item)))
+            print_report(json.dumps(values))
         elif result.is_skipped:
             self.print_result(item, result)
         elif self.arguments.dry_run:
@@ -405,7 +393,7 @@ class Job(ABC):
             raise ItemsError(f"{failed} of {len(items)} inputs failed.")
 
 
-class Task(ABC):
+class Task:
     """Run of an item. Making a task reads no more than headers.
 
     Attributes:
@@ -421,9 +409,8 @@ class Task(ABC):
     def __init__(self, job: Job, item: Item) -> None:
         self._job, self._item = job, item
 
-    @abstractmethod
     def check_values(self) -> None:
-        """Read all latents that are decoded, and raise a `LatentsError` for values that are not finite."""
+        """Read all latents that are decoded, if they are, and raise a `LatentsError` for values that are not finite."""
 
     def open(self) -> AbstractContextManager[object]:
         """Open the input for a block, and plan. Nothing is written."""
@@ -433,9 +420,9 @@ class Task(ABC):
         """Return the reports of the networks, by their names in reports."""
         return {self._job.label.lower(): self._job.used}
 
-    @abstractmethod
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         """Run the item, and return its report, JSON-serializable and as text."""
+        raise AssertionError("the VAE is opened before it runs")
 
     def check_outputs(self) -> None:
         """Find out whether to skip the item. Raise the errors of writing, also of outputs that must not exist."""
@@ -449,12 +436,7 @@ class Task(ABC):
     def missing_outputs(self) -> list[str]:
         """Outputs that are written: with --skip-existing, those that do not exist."""
         skips = self._job.arguments.skip_existing
-        return [output for output in self.result.outputs if not (skips and all_exist([output]))]
-
-    def _rename(self, names: Mapping[str, str]) -> None:
-        """Replace names of outputs by the ones that they got, since another program used theirs meanwhile."""
-        outputs = [names.get(output, output) for output in self.result.outputs]
-        self.result = replace(self.result, outputs=outputs)
+        return [output for output in self.result.written if not (skips and all_exist([output]))]
 
     def _report(self, summary: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         """Return the report of the item.

@@ -4,14 +4,14 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 from .. import LatentsError
 from ..checkpoint import find_cached
 from ..errors import ItemsError, telling_warnings
 from ..files import expand_path, is_pipe
-from ..latents.formats import open_tensor_file
-from ..latents.metadata import LatentSpace, parse_metadata
-from ..model_table import Kind, latents_of, list_names, models_for
+from ..latents.video import read_latent_space
+from ..model_table import Kind, list_names, models_for
 from .items import read_inputs
 from .options import MODEL_VARIABLE
 from .terminal import note_printer
@@ -37,22 +37,21 @@ def choose_by_latents(
     """
     flag = flag or ("--audio-model" if kind is Kind.AUDIO else "-m")
     destination = "model" if flag == "-m" else flag.removeprefix("--").replace("-", "_")
-    spaces: dict[frozenset[str | None], tuple[LatentSpace, str]] = {}
+    stated: dict[frozenset[str | None], Any] = {}  # latent spaces with their files, by keys
     with suppress(ItemsError):  # of a list that cannot be read, which is an error later
         for source in _regular_files(sources):
             with suppress(LatentsError):  # likewise
-                space = parse_metadata(open_tensor_file(source).entries, source).space
-                if space != LatentSpace():
-                    generations = latents_of(space.generation) if space.generation else (space.fingerprint,)
-                    spaces.setdefault(frozenset(generations), (space, source))
-    if not spaces:
+                space = read_latent_space(source)
+                if any(space):
+                    stated.setdefault(space.key, (space, source))
+    if not stated:
         return None
-    if len(spaces) > 1:
+    if len(stated) > 1:
         (first, source), (second, other_source), *_ = (
-            (space.generation or f"fingerprint {space.fingerprint}", source) for space, source in spaces.values()
+            (space.generation or f"fingerprint {space.fingerprint}", source) for space, source in stated.values()
         )
         return f"{flag} is missing, and {source} is of {first}, {other_source} of {second}; decode them apart"
-    ((space, source),) = spaces.values()
+    ((space, source),) = stated.values()
     model = find_cached(space, kind)
     if model is not None:
         setattr(arguments, destination, model.name)

@@ -6,21 +6,20 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, get_args
 
-from .. import LTXVAEError
+from .. import LTXVAEError, tiling
 from ..backend.machine import Backend, DtypeName, ReaderName
 from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, LATER_STILL_CRF, MAX_STILL_CRF, STILL_CRF
 from ..errors import quote
 from ..model_table import Kind, list_names
-from ..networks.specs import NETWORKS
-from ..options import HDRInput, LayoutName, ModeName, OrderName, PlanOptions
+from ..options import CHOICES, OutputOptions, PlanOptions
 from ..startup import import_command
 from .cli import (
     PATHS,
     CommandParser,
     add_common_options,
     add_report_options,
+    argument_type,
     count,
-    examples,
     frame_rate,
     frame_size,
     memory_budget,
@@ -28,28 +27,22 @@ from .cli import (
     preview_size,
     shorten,
     tile,
+    tile_frames,
     time_range,
 )
 from .options import (
-    LATENT_FILES,
+    AUDIO_TENSOR,
     MODEL_VARIABLE,
-    add_audio_options,
-    add_audio_tensor_option,
-    add_decoder_options,
+    PROGRESS,
     add_hdr_options,
     add_input_options,
     add_job_options,
+    add_latent_files,
     add_latents_options,
-    add_list_option,
-    add_mode_options,
-    add_network_options,
     add_noise_options,
     add_option,
     add_plan_options,
-    add_progress_option,
-    add_unnormalized_option,
-    add_video_options,
-    step_dests,
+    add_step_options,
 )
 
 # Options of `decode`, `preview`, `encode` and `upscale` by what one does with them, those that are rarely needed last.
@@ -77,27 +70,52 @@ def decode_parser() -> CommandParser:
         prog="python -m mlx_ltx_vae decode",
         usage="%(prog)s LATENTS... -m VAE [-o OUT] [options]\n       %(prog)s --demo [options]",
         description="Decode LTX video latents to videos, exactly, in memory that does not grow with the clip.",
-        epilog=examples(
-            "python -m mlx_ltx_vae decode --demo",
-            "python -m mlx_ltx_vae decode clip.safetensors -m ltx-2.3 -o clip.mp4",
-            "python -m mlx_ltx_vae decode a.npy b.npy @more.txt -m vae/ -o videos/",
-        ),
+        examples=("--demo", "clip.safetensors -m ltx-2.3 -o clip.mp4", "a.npy b.npy @more.txt -m vae/ -o videos/"),
     )
-    demo_files = "the small VAE and the latents that ship with the package"
     add_input_options(
         parser,
         output="clip.mp4 of clip.safetensors,",
-        demo=demo_files,
+        demo="the small VAE and the latents that ship with the package",
         more=".wav for the audio alone; a .png, .tif or .tiff without a number for one frame; ",
     )
-    how = parser.add_argument_group("how to decode")
-    add_mode_options(how)
-    add_job_options(parser, how)
-    add_decoder_options(how)
-    video = parser.add_argument_group("the video")
-    add_audio_options(video)
-    add_video_options(video)
-    parser.arrange(_GROUPS | {"picture": " ".join([_GROUPS["picture"], *step_dests()])})
+    add_option(parser, PlanOptions, "mode")
+    add_option(parser, PlanOptions, "order")
+    add_option(parser, PlanOptions, "chunk", positive)
+    space = "decode in tiles of SIZE pixels that share OVERLAP pixels with their neighbors, such as 512:64; not exact"
+    parser.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help=space)
+    time = """decode in tiles of SIZE frames of the video that share OVERLAP frames with the next, such as 64:24; the
+        shared frames are blended, so not exact. Without --tile the frames stay whole"""
+    parser.add_argument("--tile-frames", type=tile_frames, metavar="SIZE:OVERLAP", help=time)
+    presets = """tiles by name: default is --tile 512:64 --tile-frames 64:24, aggressive 256:64 and 32:8 (least memory),
+        conservative 768:64 and 96:24 (fewest seams); spatial_only and temporal_only are one half of default; auto is
+        default, along axes of more than 512 pixels or 65 frames; wide, for the diffusion decoder of LTX-2.5, 512:160
+        and 96:40"""
+    parser.add_argument("--preset", choices=list(tiling.PRESETS), metavar="NAME", help=presets)
+    add_option(parser, PlanOptions, "tile_batch_size", positive)
+    add_job_options(parser)
+    add_noise_options(parser)
+    add_option(parser, PlanOptions, "steps", positive)
+    keyframes = """keyframe latents and their frame numbers, for the diffusion decoder of LTX-2.5: a file with
+        keyframe_latents and keyframe_frame_indices (default: the latent file's own, if it has any)"""
+    parser.add_argument("--keyframes", metavar="FILE", help=keyframes)
+    model = f"""the audio VAE and its vocoder, which decode the audio latents beside the video's:
+        {list_names([Kind.AUDIO])}, or a file, folder, or hub id (default: the checkpoint of -m, if it has them)"""
+    parser.add_argument("--audio-model", metavar="AUDIO", help=model)
+    parser.add_argument("--audio-latents", metavar="FILE", help="the audio latents, if they are not in the latent file")
+    parser.add_argument("--audio-tensor", metavar="NAME", help=AUDIO_TENSOR)
+    names = ("audio_codec", "audio", "shortest", "codec", "encoder_preset", "pix_fmt", "fragmented", "contact_sheet")
+    for name in names:
+        add_option(parser, OutputOptions, name)
+    add_option(parser, OutputOptions, "crf", int)
+    entry = """a metadata entry of an .mp4, .mov, .mkv or .webm, or of PNG stills; repeatable"""
+    parse: Callable[[str], tuple[str, str]] = argument_type("mlx_ltx_vae.video.metadata:parse_entry")
+    parser.add_argument("--metadata", action="append", type=parse, default=[], metavar="KEY=VALUE", help=entry)
+    stills = "write numbered PNG pictures to the folder of -o, or for several inputs to a subfolder each"
+    parser.add_argument("--stills", action="store_true", help=stills)
+    depth = "bits per channel (default: 8)"
+    parser.add_argument("--bit-depth", type=int, choices=CHOICES["bit_depth"], default=8, help=depth)
+    add_hdr_options(parser)
+    parser.arrange(_GROUPS | {"picture": " ".join([_GROUPS["picture"], *add_step_options(parser)])})
     return parser
 
 
@@ -108,10 +126,10 @@ def preview_parser() -> CommandParser:
         prog="python -m mlx_ltx_vae preview",
         usage="%(prog)s LATENTS... -m MODEL [-o OUT] [options]\n       %(prog)s --demo [options]",
         description="Show what is in LTX video latents, in seconds: as clips, pictures, or a page to choose from.",
-        epilog=examples(
-            "python -m mlx_ltx_vae preview --demo -o preview.png",
-            "python -m mlx_ltx_vae preview clip.npy -m taeltx-2.3 -o clip.png",
-            "python -m mlx_ltx_vae preview latents/ -m taeltx-2.3 -o gallery.html",
+        examples=(
+            "--demo -o preview.png",
+            "clip.npy -m taeltx-2.3 -o clip.png",
+            "latents/ -m taeltx-2.3 -o gallery.html",
         ),
     )
     add_input_options(
@@ -132,8 +150,8 @@ def preview_parser() -> CommandParser:
     parser.add_argument("--audio-model", metavar="AUDIO", help=model)
     size = "scale frames down, before they are written, until no side is longer than N pixels"
     parser.add_argument("--max-size", type=preview_size, metavar="N", help=size)
-    add_job_options(parser, parser.add_argument_group("how to decode"))
-    add_hdr_options(parser.add_argument_group("the video"))
+    add_job_options(parser)
+    add_hdr_options(parser)
     parser.arrange(_GROUPS)
     return parser
 
@@ -145,10 +163,10 @@ def encode_parser() -> CommandParser:
         prog="python -m mlx_ltx_vae encode",
         usage="%(prog)s VIDEO... -m VAE [-o LATENTS] [options]",
         description="Encode videos to LTX latents, exactly, in memory that does not grow with the clip.",
-        epilog=examples(
-            "python -m mlx_ltx_vae encode clip.mp4 -m ltx-2.3 -o clip.safetensors",
-            "python -m mlx_ltx_vae encode clip.mov -m vae/ -o a.safetensors --size 768x512",
-            "python -m mlx_ltx_vae encode a.npy --frames -25: -m vae/ -o tail.safetensors",
+        examples=(
+            "clip.mp4 -m ltx-2.3 -o clip.safetensors",
+            "clip.mov -m vae/ -o a.safetensors --size 768x512",
+            "a.npy --frames -25: -m vae/ -o tail.safetensors",
         ),
     )
     videos = """videos or GIFs, folders of them or of images, or patterns such as %%05d.png; latent files or folders of
@@ -159,12 +177,13 @@ def encode_parser() -> CommandParser:
         inputs, folder/clip.safetensors; or a pattern such as folder/{name}-latents.safetensors (default:
         clip.safetensors of clip.mp4, in the working folder)"""
     parser.add_argument("-o", "--output", metavar="LATENTS", help=output)
-    default = f" (default: {MODEL_VARIABLE})"
-    add_network_options(parser, demo="the small VAE that ships with the package", default=default)
-    video = parser.add_argument_group("the video")
+    model = f"""the checkpoint: {list_names([Kind.VIDEO])}, or a file, folder, folder:file, or hub id (default:
+        {MODEL_VARIABLE})"""
+    parser.add_argument("-m", "--model", metavar="VAE", help=model)
+    parser.add_argument("--demo", action="store_true", help="use the small VAE that ships with the package")
     size = "frame size to encode; other proportions are cropped, or with --resize distorted (default: the video's)"
-    video.add_argument("--size", type=frame_size, metavar="WxH", help=size)
-    fit = video.add_mutually_exclusive_group()
+    parser.add_argument("--size", type=frame_size, metavar="WxH", help=size)
+    fit = parser.add_mutually_exclusive_group()
     resize = "scale each side to --size, or to the nearest size that can be encoded"
     fit.add_argument("--resize", dest="fit", action="store_const", const="RESIZE", help=resize)
     crop = "fill --size and crop the rest, or crop to a size that can be encoded"
@@ -172,36 +191,35 @@ def encode_parser() -> CommandParser:
     frames = """encode only frames A to B - 1, counted from 0 at the rate of --fps; 121 or :121 for the first 121, 24:
         from frame 24 on, -25: for the last 25, which reads the video twice; 0:2s for the first two seconds (default:
         all)"""
-    video.add_argument("--frames", type=time_range, metavar="A:B", help=frames)
-    video.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
+    parser.add_argument("--frames", type=time_range, metavar="A:B", help=frames)
+    parser.add_argument("--pad", action="store_true", help="repeat the last frame up to 1 + 8*k (default: drop frames)")
     windows = """encode overlapping windows of N frames, 1 + 8*k, each alone and into a file of its own in a folder, as
         pipelines condition on them; decode --join makes them a video again"""
-    video.add_argument("--windows", type=positive, metavar="N", help=windows)
+    parser.add_argument("--windows", type=positive, metavar="N", help=windows)
     carry = "frames that a window shares with the one before, 1 + 8*k or 0 (default: 25)"
-    video.add_argument("--carry", type=count, metavar="N", help=carry)
+    parser.add_argument("--carry", type=count, metavar="N", help=carry)
     rate = "drop or repeat frames to this rate, at unchanged speed; the rate of images (default: the video's)"
-    video.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
+    parser.add_argument("--fps", type=frame_rate, metavar="RATE", help=rate)
     matrix = "the color matrix, instead of the one that the video states (default: its own, or bt601)"
-    video.add_argument("--matrix", choices=["bt601", "bt709"], help=matrix)
+    parser.add_argument("--matrix", choices=["bt601", "bt709"], help=matrix)
     stored = """do not convert HDR and wide colors to BT.709, oblong pixels to squares, and fields to whole frames, as
         players do"""
-    video.add_argument("--as-stored", action="store_true", help=stored)
+    parser.add_argument("--as-stored", action="store_true", help=stored)
     light = """encode EXR images as HDR, for LTX-2.5; their pixels are light with the primaries of sRGB (srgb_linear) or
         ACES (acescg), or codes (acescct)"""
-    video.add_argument("--hdr", choices=get_args(HDRInput), help=light)
+    parser.add_argument("--hdr", choices=CHOICES["hdr_input"], help=light)
     compress = f"""send a picture through one frame of H.264 first, as pipelines do with those that condition a video:
         0 (none) to {MAX_STILL_CRF}; without a number {STILL_CRF}, or {LATER_STILL_CRF} for a VAE of LTX-2.4 or later"""
-    video.add_argument("--compress", nargs="?", type=_still_crf, const="auto", metavar="CRF", help=compress)
+    parser.add_argument("--compress", nargs="?", type=_still_crf, const="auto", metavar="CRF", help=compress)
     model = f"""also encode the video's audio into the same file, with this audio VAE: {list_names([Kind.AUDIO])}, or a
         file, folder, or hub id"""
-    video.add_argument("--audio-model", metavar="AUDIO", help=model)
+    parser.add_argument("--audio-model", metavar="AUDIO", help=model)
     layout = """write files that this trainer reads, without audio; in a folder they have the names that it expects,
         which for musubi-tuner state --size and --frames (default: files of this package)"""
-    parser.add_argument("--layout", choices=get_args(LayoutName), help=layout)
-    how = parser.add_argument_group("how to encode")
-    how.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
-    add_option(how, PlanOptions, "tile_batch_size", positive)
-    add_job_options(parser, how)
+    parser.add_argument("--layout", choices=CHOICES["layout"], help=layout)
+    parser.add_argument("--tile", type=tile, metavar="SIZE:OVERLAP", help="encode in tiles, in pixels, such as 512:128")
+    add_option(parser, PlanOptions, "tile_batch_size", positive)
+    add_job_options(parser)
     parser.arrange(_GROUPS)
     return parser
 
@@ -214,13 +232,9 @@ def upscale_parser() -> CommandParser:
         usage="%(prog)s LATENTS... -m UPSAMPLER [-o OUT] [options]",
         description="Make LTX video latents larger by a latent upsampler: more rows and columns, or more frames. They "
         "decode softer than latents that a second stage of a pipeline refines.",
-        epilog=examples(
-            "python -m mlx_ltx_vae upscale a.npy -m ltx-2.3-upscaler-x2 --vae ltx-2.3",
-            "python -m mlx_ltx_vae upscale latents/ -m x2.safetensors --vae vae/ -o big/",
-        ),
+        examples=("a.npy -m ltx-2.3-upscaler-x2 --vae ltx-2.3", "latents/ -m x2.safetensors --vae vae/ -o big/"),
     )
-    parser.add_argument("latents", nargs="*", metavar="LATENTS", help=LATENT_FILES)
-    add_list_option(parser)
+    add_latent_files(parser)
     output = """output file, .safetensors, or .latent for ComfyUI's LoadLatent; folder/ for files named after the
         inputs; or a pattern such as folder/{name}-x2.safetensors (default: clip-upscaled.safetensors of
         clip.safetensors, in the working folder)"""
@@ -230,9 +244,7 @@ def upscale_parser() -> CommandParser:
     vae = """the VAE of the latents, whose statistics it needs: a name, file, folder, or hub id (default: a cached model
         of the VAE that the latents state)"""
     parser.add_argument("--vae", metavar="VAE", help=vae)
-    add_latents_options(parser)
-    add_unnormalized_option(parser)
-    add_job_options(parser, parser.add_argument_group("how to upscale"))
+    add_job_options(parser)
     parser.arrange(_GROUPS)
     return parser
 
@@ -253,11 +265,7 @@ def info_parser() -> CommandParser:
         usage="%(prog)s FILE... [options]\n       %(prog)s GENERATION --size WxH --frames N [options]",
         description="Describe a checkpoint, a latent file, a video or an image: generation, sizes, layout, metadata, "
         "and the memory that decodes take. Reads only the headers of a checkpoint. Or plan a decode without a file.",
-        epilog=examples(
-            "python -m mlx_ltx_vae info vae.safetensors",
-            "python -m mlx_ltx_vae info clip.safetensors -m vae.safetensors",
-            "python -m mlx_ltx_vae info ltx-2.3 --size 768x512 --frames 121",
-        ),
+        examples=("vae.safetensors", "clip.safetensors -m vae.safetensors", "ltx-2.3 --size 768x512 --frames 121"),
     )
     files = """checkpoint files, folders, names or hub ids; latent files, or folders of them; videos; or with --size and
         --frames a published VAE: ltx-2.3, ltx-2.5-diffusion, 0.9.5, prunavaed, taehv and others"""
@@ -270,8 +278,8 @@ def info_parser() -> CommandParser:
     latents.add_argument("-m", "--model", metavar="VAE", help="the checkpoint that they are for")
     audio = "the audio VAE and its vocoder, for audio latents (default: the checkpoint of -m, if it has them)"
     latents.add_argument("--audio-model", metavar="AUDIO", help=audio)
-    add_latents_options(latents)
-    add_audio_tensor_option(latents)
+    add_latents_options(latents, unnormalized=False)
+    latents.add_argument("--audio-tensor", metavar="NAME", help=AUDIO_TENSOR)
     plan = parser.add_argument_group("for the plan of a decode without a file")
     plan.add_argument("--size", type=frame_size, metavar="WxH", help="size of the video, multiples of 32")
     plan.add_argument("--frames", type=positive, metavar="N", help="frames of the video, 1 + 8*k")
@@ -290,11 +298,7 @@ def convert_parser() -> CommandParser:
         "       %(prog)s --verify A B [options]",
         description="Convert the VAE of an LTX checkpoint to a folder that MLX loads faster, and verify it; or saved "
         "latents to a file for ComfyUI's node LoadLatent. Also called python -m weights_convert.",
-        epilog=examples(
-            "python -m mlx_ltx_vae convert ltx-2.3.safetensors -o vae",
-            "python -m mlx_ltx_vae convert clip.safetensors -o clip.latent",
-            "python -m mlx_ltx_vae convert --verify ltx-2.3.safetensors vae",
-        ),
+        examples=("ltx-2.3.safetensors -o vae", "clip.safetensors -o clip.latent", "--verify ltx-2.3.safetensors vae"),
     )
     sources = "checkpoint file, folder, name (ltx-2.3), or hub id; or a latent file"
     parser.add_argument("source", nargs="?", metavar="SOURCE", help=sources)
@@ -306,12 +310,11 @@ def convert_parser() -> CommandParser:
     parser.add_argument("--dtype", choices=get_args(DtypeName), help=dtype)
     only = """convert or verify only the encoder, the decoder, or the audio VAE with its vocoder (default: encoder and
         decoder, or audio if the source has nothing else)"""
-    parser.add_argument("--only", choices=[*NETWORKS, "audio"], help=only)
+    parser.add_argument("--only", choices=["encoder", "decoder", "audio"], help=only)
     latents = parser.add_argument_group("for latents")
     latents.add_argument(
         "-m", "--model", metavar="VAE", help="the checkpoint whose statistics normalize unnormalized ones"
     )
-    add_unnormalized_option(latents)
     add_latents_options(latents)
     latents.add_argument("-y", "--overwrite", action="store_true", help="replace FILE.latent")
     add_report_options(parser)
@@ -325,10 +328,10 @@ def export_parser() -> CommandParser:
         usage="%(prog)s -m VAE -o FOLDER --size WxH [options]",
         description="Export the exact decode, or encode, of videos of one size and any length as MLX functions, which "
         "programs in C++, Swift or Python run without this package: see docs/export.md.",
-        epilog=examples(
-            "python -m mlx_ltx_vae export -m ltx-2.3 -o out --size 768x512",
-            "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --size 512x768",
-            "python -m mlx_ltx_vae export -m vae -o out --size 768x512 --for mlx-swift",
+        examples=(
+            "-m ltx-2.3 -o out --size 768x512",
+            "-m vae -o out --size 768x512 --size 512x768",
+            "-m vae -o out --size 768x512 --for mlx-swift",
         ),
     )
     model = f"the checkpoint: a file, folder, name such as ltx-2.3, or hub id (default: {MODEL_VARIABLE})"
@@ -338,8 +341,7 @@ def export_parser() -> CommandParser:
     parser.add_argument("--size", action="append", type=frame_size, metavar="WxH", help=size)
     readers = "what runs the functions: their format, and the memory that is planned (default: mlx, as installed here)"
     parser.add_argument("--for", dest="reader", choices=get_args(ReaderName), default="mlx", help=readers)
-    encoder = "export the encode, of frames to latents"
-    parser.add_argument("--encoder", action="store_true", help=encoder)
+    parser.add_argument("--encoder", action="store_true", help="export the encode, of frames to latents")
     device = "where the functions run: their formulation and their device (default: this machine's)"
     parser.add_argument("--backend", choices=[item.value for item in Backend], help=device)
     precision = "compute in this precision (default: the checkpoint's)"
@@ -364,10 +366,10 @@ def bench_parser() -> CommandParser:
         description="Measure time and peak memory of decodes and of an encode of noise. Without -m the VAE has random "
         "weights, which take the same time and memory. Results from a Mac are welcome: send the table that this "
         "prints.",
-        epilog=examples(
-            "python -m mlx_ltx_vae bench -m vae.safetensors",
-            "python -m mlx_ltx_vae bench --size 768x512 --num-frames 121 --mode exact",
-            "python -m mlx_ltx_vae bench --generation ltx-2.5-diffusion --order rows",
+        examples=(
+            "-m vae.safetensors",
+            "--size 768x512 --num-frames 121 --mode exact",
+            "--generation ltx-2.5-diffusion --order rows",
         ),
     )
     vae = parser.add_mutually_exclusive_group()
@@ -383,11 +385,11 @@ def bench_parser() -> CommandParser:
     length = "frames of the video, 1 + 8*k (default: 57)"
     parser.add_argument("--num-frames", type=positive, default=57, metavar="N", help=length)
     modes = "a mode of decode, or encode; repeatable (default: exact, single and encode)"
-    parser.add_argument("--mode", action="append", choices=[*get_args(ModeName), "encode"], help=modes)
+    parser.add_argument("--mode", action="append", choices=[*CHOICES["mode"], "encode"], help=modes)
     orders = "the order of the exact mode, as in decode; repeatable (default: auto)"
-    parser.add_argument("--order", action="append", choices=get_args(OrderName), help=orders)
+    parser.add_argument("--order", action="append", choices=CHOICES["order"], help=orders)
     parser.add_argument("--repeat", type=positive, default=3, metavar="N", help="runs of each (default: 3)")
-    add_progress_option(parser)
+    parser.add_argument("--progress", choices=["auto", "json"], default="auto", help=PROGRESS)
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output, nothing else")
     add_common_options(parser)
     return parser
@@ -418,10 +420,10 @@ def run_parser() -> CommandParser:
         description="Run an MLX app of LTX latents with its decoders and encoders replaced by this package's. "
         "PROGRAM is a command of this Python environment, or a script; its command line and exit code are unchanged. "
         "Apps: see docs/integrations.md.",
-        epilog=examples(
-            "python -m mlx_ltx_vae run -- ltx-2-mlx generate --prompt 'a fox'",
-            "python -m mlx_ltx_vae run --save-latents latents/ -- -m mlx_video.generate",
-            "python -m mlx_ltx_vae run --memory-budget 8GB -- generate.py",
+        examples=(
+            "-- ltx-2-mlx generate --prompt 'a fox'",
+            "--save-latents latents/ -- -m mlx_video.generate",
+            "--memory-budget 8GB -- generate.py",
         ),
     )
     folder = """also write the latents that the app decodes to files in this folder, named by date and number, with the

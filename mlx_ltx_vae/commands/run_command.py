@@ -24,7 +24,7 @@ from ..errors import describe_error, one_line
 from ..files import explain_missing
 from ..integrations.apps import APPS
 from ..integrations.settings import counts, current, say
-from ..startup import MissingBackend, check_mlx, is_command, release_process
+from ..startup import check_mlx, is_command, release_process
 from ..units import format_count
 from .cli import CommandParser, colored
 from .launchers import find_here, is_here, requirement, strip_launcher
@@ -102,7 +102,7 @@ def _check_backend(error: Exception) -> None:
     if isinstance(error, ImportError) and (error.name or "mlx").partition(".")[0] == "mlx":
         try:
             check_mlx()
-        except MissingBackend as missing:
+        except ImportError as missing:
             raise LTXVAEError(str(missing)) from error
 
 

@@ -148,11 +148,6 @@ def ask_to_replace(existing: Sequence[str], num_outputs: int = 1) -> bool:
         question = (
             f"{len(existing)} of {num_outputs} outputs already exist, such as {existing[0]}; replace all of them?"
         )
-    return ask(question)
-
-
-def ask(question: str) -> bool:
-    """Ask a question in the terminal, and return whether the answer is yes, or "all"."""
     sys.stderr.write(f"{printable(question)} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes", "a", "all")

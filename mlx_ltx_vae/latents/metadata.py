@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from ..errors import LatentsError, excerpt, option, quote
+from ..model_table import latents_of
 from ..shapes import DEFAULT_SCALE, Grid, LatentShape, ScaleFactors, parse_grid
 from ..units import parse_fps
 
@@ -61,6 +62,11 @@ class LatentSpace(NamedTuple):
 
     generation: str | None = None
     fingerprint: str | None = None
+
+    @property
+    def key(self) -> frozenset[str | None]:
+        """Key that is equal for generations with the same latents, or for the same fingerprint without a generation."""
+        return frozenset(latents_of(self.generation) if self.generation else [self.fingerprint])
 
     @property
     def entries(self) -> dict[str, str]:

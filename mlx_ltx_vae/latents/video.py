@@ -110,6 +110,12 @@ class LatentsFile:
         return replace(self._stored, statistics=latent_statistics, was_unnormalized=unnormalized is True)
 
 
+def read_latent_space(path: str | os.PathLike) -> LatentSpace:
+    """Return the VAE that a latent file states. Raises a `LatentsError` for a file that cannot be read."""
+    _, entries, source = open_tensor_file(path)
+    return parse_metadata(entries, source).space
+
+
 def open_latents(
     path: str | os.PathLike,
     *,

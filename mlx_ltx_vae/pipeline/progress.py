@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _NARROW = 60  # columns, below which there is no room for a bar
 _MIN_NAME = 6
-SECONDS_PER_LINE = 60  # of a log
+SECONDS_PER_LINE, SECONDS_PER_OBJECT = 60, 1  # of a log, and of JSON
 _SECONDS_PER_DRAWING, _SECONDS_BETWEEN_DRAWINGS = 0.5, 0.1
 
 
@@ -56,23 +56,23 @@ class FrameBar(Bar):
         total: int | None,
         disable: bool = False,
         write: Callable[[str], object] | None = None,
-        interval: float = 0,
         as_json: bool = False,
         on_frames: Callable[[int, int], object] | None = None,
     ) -> None:
         """Make a bar for `total` frames of all files, or `None` if that is not known.
 
         Args:
-            disable: whether there is no bar. `write` is then given a line each `interval` seconds.
+            disable: whether there is no bar. `write` is then given a line now and then.
             as_json: whether the lines are JSON objects, also one at each change of the phase.
             on_frames: is called with the frames that are done and the total.
         """
-        self._write, self._interval, self._as_json, self._on_frames = write, interval, as_json, on_frames
+        self._write, self._as_json, self._on_frames = write, as_json, on_frames
+        self._interval: float = SECONDS_PER_OBJECT if as_json else SECONDS_PER_LINE
         self._made_time, self._ended, self._counts_lock = time.monotonic(), threading.Event(), threading.Lock()
         super().__init__(total=total, disable=disable, dynamic_ncols=True)
         self.total = total
         if not disable or write is not None:
-            self._interval = interval if disable else _SECONDS_PER_DRAWING
+            self._interval = self._interval if disable else _SECONDS_PER_DRAWING
             self._thread = threading.Thread(target=self._repeat, name="progress", daemon=True)
             self._thread.start()
 
