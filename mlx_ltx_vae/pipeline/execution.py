@@ -197,24 +197,11 @@ class Execution:
     state: ExecutionState = field(default_factory=ExecutionState)
 
     def outputs(self) -> Iterator[mx.array]:
-        """Return the network's outputs, arrays (B, T, H, W, C) in order along the axis of the plan's order.
+        """Yield the network's outputs, arrays (B, T, H, W, C) in order along the axis of the plan's order.
 
         If the plan has an excerpt, only its frames are yielded. The dtype is float32 if tiles are blended, otherwise
         the network's.
         """
-        excerpt = self.plan.excerpt if isinstance(self.plan, DecodePlan) else None
-        if excerpt is None:
-            return self._outputs()
-        if self.plan.order is Order.TIME:
-            return self._until(excerpt.output_range)
-        return map(itemgetter((slice(None), excerpt.output_range.as_slice)), self._outputs())
-
-    def _until(self, frames: Interval) -> Iterator[mx.array]:
-        """Yield some frames of a run along time, and end the run after the last of them."""
-        with closing(self._outputs()) as outputs:
-            yield from _between(outputs, frames)
-
-    def _outputs(self) -> Generator[mx.array, None, None]:
         with run_settings():
             if self.plan.mode is Mode.SINGLE:
                 outputs = self._single()
@@ -226,7 +213,16 @@ class Execution:
             else:
                 outputs = self._tiles(self.plan.layout)
             outputs = iter(outputs)
-            while box := _next_box(outputs):
+            excerpt = self.plan.excerpt if isinstance(self.plan, DecodePlan) else None
+            if excerpt is not None and self.plan.order is Order.TIME:
+                outputs = _between(outputs, excerpt.output_range)
+            elif excerpt is not None:
+                outputs = map(itemgetter((slice(None), excerpt.output_range.as_slice)), outputs)
+            while True:
+                with freed_memory_kept():  # between the results, malloc has its usual settings
+                    box = list(islice(outputs, 1))
+                if not box:
+                    return
                 yield box.pop()
 
     @contextmanager
@@ -380,12 +376,6 @@ class Execution:
             first_frame=tiles[0].pixels[0].start if is_part else 0,
             clip=plan.latent_shape.grid if is_part else None,
         )
-
-
-def _next_box(outputs: Iterator[mx.array]) -> list[mx.array]:
-    """Return the next result in a list, or an empty list. Between the calls, malloc has its usual settings."""
-    with freed_memory_kept():
-        return list(islice(outputs, 1))
 
 
 def _between(pieces: Iterator[mx.array], frames: Interval) -> Iterator[mx.array]:

@@ -53,8 +53,7 @@ class LatentVideo(Iterator[mx.array], AbstractContextManager["LatentVideo"]):
         if latents.shape.batch > 1:
             problem = f"has {latents.shape.batch} videos, and one is encoded"
             raise LatentsError(f"{path}: {problem}; save each to a file of its own.")
-        out_grid = pipeline.decoder.spec.out_grid
-        num_frames = latents.num_frames(out_grid) - latents.num_padding(out_grid)
+        num_frames = latents.num_frames(reader.spec.out_grid) - latents.num_padding()
         frames = None if frames is None else count_frames(frames, latents.fps, path)
         chosen = choose_frames(frames, num_frames, path) or (0, num_frames)
         self._pipeline, self._latents = pipeline, latents

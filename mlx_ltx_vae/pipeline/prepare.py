@@ -182,7 +182,7 @@ def prepare_decode(
     assert latents.info is not None
     frames = None if settings.frames is None else count_frames(settings.frames, fps, latents.info.source)
     has_frames = settings.all_frames or pipeline.plan_options.frames or plan is not None
-    padding = 0 if has_frames else latents.num_padding(spec.out_grid)
+    padding = 0 if has_frames else latents.num_padding()
     requested_frames = choose_frames(frames, decoder_frames - padding, latents.info.source)
     requested_frames = requested_frames or pipeline.plan_options.frames
     frame_range = requested_frames or ((0, decoder_frames - padding) if padding else None)
@@ -196,10 +196,10 @@ def prepare_decode(
     elif audio is not None and plan.audio is None and (audio_plans := audio.plans):
         plan = replace(plan, audio=audio_plans[-1])  # the one with the least memory
     if audio is not None:
-        settings = replace(settings, output=replace(settings.output, audio=(), sample_rate=audio.sample_rate))
+        settings = replace(settings, output=replace(settings.output, audio=(), sample_rate=audio.vae.sample_rate))
     prepared = _prepare(pipeline, latents, path, settings, fps, audio, plan)
     if audio is not None and requested_frames is None:
-        length = Fraction(audio.num_samples, audio.sample_rate)
+        length = Fraction(audio.num_samples, audio.vae.sample_rate)
         shortest, longest = (decoder_frames - padding) / fps, decoder_frames / fps
         seconds = min(max(shortest, length), longest)  # audio may go with the padding or not
         check_audio_length(latents.info.source, length, seconds, cuts=settings.output.shortest)
@@ -216,8 +216,7 @@ def _prepare(
     plan: DecodePlan | None,
 ) -> PreparedDecode:
     """Name the outputs, and plan the decode for them unless there is a plan."""
-    batch, is_still = (1, False) if latents.shape is None else (latents.shape.batch, latents.shape.frames == 1)
-    output = DecodeOutput(path, settings.output, fps, settings.files, batch=batch, is_still=is_still)
+    output = DecodeOutput(path, settings.output, fps, settings.files, latents.shape)
     levels = None if latents.is_film else common_format(output.frames)  # a film is crossfaded as floats
     planned = replace(pipeline, format=levels, state=ExecutionState(outputs=output.frames))
     if plan is not None:
@@ -230,7 +229,7 @@ def _prepare(
         planned = replace(planned, plan_options=PLAN_DEFAULTS)
     if plan is not None and latents.is_whole and plan.batch > 1:
         raise LatentsError(f"{path}: is one video, and the plan is for {plan.batch}; plan one of them.")
-    return PreparedDecode(plan, latents, audio, output, range(batch), planned)
+    return PreparedDecode(plan, latents, audio, output, range(len(output.names)), planned)
 
 
 def _find_audio(
@@ -276,10 +275,7 @@ class DecodeChecks:
         files = [open_without_vae(path, tensor=tensor, grid=grid) for path in paths]
         self._files = [file for file in files if file is not None]
         shape = None if files[0] is None else files[0].shape
-        batch, is_still = (1, False) if shape is None else (shape.batch, shape.frames == 1)
-        self.output = None
-        if path is not None:
-            self.output = DecodeOutput(path, options, DEFAULT_FPS, {}, batch=batch, is_still=is_still)
+        self.output = None if path is None else DecodeOutput(path, options, DEFAULT_FPS, {}, shape)
 
     def check_folder(self, output: str, *, makes_folders: bool) -> None:
         """Raise a `WriterError` if an output cannot be written in its folder."""

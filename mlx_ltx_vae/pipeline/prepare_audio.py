@@ -76,7 +76,7 @@ class PreparedAudio:
             if output in written:
                 samples, new_path = write_wav(output, self.audio.stream(index, self.plan), overwrite=overwrite)
                 names[index] = output if new_path is None else str(new_path)
-        return AudioReport(names, samples, self.audio.sample_rate, time.perf_counter() - start)
+        return AudioReport(names, samples, self.audio.vae.sample_rate, time.perf_counter() - start)
 
 
 def prepare_audio(
