@@ -151,10 +151,10 @@ class DecodeOutput:
         self,
         stream: "DecodeStream",
         plan: DecodePlan | None,
-        index: int = 0,
+        index: int,
         *,
-        is_checked: bool = True,
-        progress: Progress = False,
+        is_checked: bool,
+        progress: Progress,
     ) -> DecodeReport:
         """Write the frames of a stream to the files of a video, and return the report.
 

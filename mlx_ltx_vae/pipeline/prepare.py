@@ -151,9 +151,10 @@ class PreparedDecode:
             pipeline = replace(self._pipeline, options=options, state=ExecutionState(outputs=self.output.frames))
             rescued = _rescued(latents, keyframes, self.output, index)
             with rescued, arrays_released(), pipeline.stream(latents, self.plan) as stream:
-                stream.state.outputs = self.output.frames
-                is_checked = self.plan is not None and self.latents.is_whole
-                reports.append(self.output.write(stream, self.plan, index, is_checked=is_checked, progress=progress))
+                report = self.output.write(
+                    stream, self.plan, index, is_checked=self.latents.is_whole, progress=progress
+                )
+                reports.append(report)
         return join_reports(reports)
 
 

@@ -111,14 +111,12 @@ class LatentRecord:
         self._is_constant = FrameFlags()
         self._largest = mx.array(0.0)
 
-    def add_values(self, latents: mx.array, first_frame: int) -> None:
-        """Add latents (B, C, n, h, w) as they were given, which may be unnormalized."""
+    def add(self, latents: mx.array, normalized: mx.array, first_frame: int) -> None:
+        """Add latents (B, C, n, h, w) as they were given, which may be unnormalized, and normalized."""
         # Constant parts that differ from each other make a picture that is not flat, which is not an error either.
         is_constant = (latents == latents[:, :, :, :1, :1]).all(axis=(1, 3, 4)).any(axis=0)
         self._is_constant.update(first_frame - self._first_frame, is_constant)
-
-    def add_normalized(self, latents: mx.array) -> None:
-        self._largest = mx.maximum(self._largest, mx.abs(latents).max())
+        self._largest = mx.maximum(self._largest, mx.abs(normalized).max())
         mx.async_eval(self._largest)
 
     @property
@@ -154,11 +152,9 @@ def preprocess_latents(decoder: Decoder, draws: Draws, record: LatentRecord, *, 
 
     def preprocess(latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
         latents = to_mlx(latents, "latents")
-        record.add_values(latents, box[0].start)
-        if statistics is not None:
-            latents = statistics.normalize(latents)
-        record.add_normalized(latents)
-        return decoder.prepare(latents, draws.crop(box))
+        normalized = latents if statistics is None else statistics.normalize(latents)
+        record.add(latents, normalized, box[0].start)
+        return decoder.prepare(normalized, draws.crop(box))
 
     return preprocess
 
