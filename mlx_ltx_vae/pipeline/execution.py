@@ -207,7 +207,7 @@ class Execution:
                 outputs = self._single()
             elif self.plan.layout is None:
                 pieces = self.source.pieces(self._axis, self.plan.chunk)
-                outputs = self._stream(pieces, self.context, self._spec, self._grid)
+                outputs = self._stream(pieces, self.context, self._spec, self.source.grid)
             elif self.plan.layout.is_streamed:
                 outputs = self._tiles_in_space(self.plan.layout)
             else:
@@ -233,18 +233,13 @@ class Execution:
         self.state.done += multiply_adds
 
     def _stages(
-        self, context: StreamContext, spec: NetworkSpec, grid: Grid | None, layers: slice = slice(None)
+        self, context: StreamContext, spec: NetworkSpec, grid: Grid, layers: slice = slice(None)
     ) -> list[Stage]:
-        """Return the stages of some layers, with their work if the grid of the input of `spec`, theirs, is given."""
+        """Return the stages of some layers, with their work if it is counted. `grid` is that of the input of `spec`."""
         stages = self.network.stages(replace(context, axis=self._axis))[layers]
-        for stage, (layer, extents) in zip(stages, spec.walk(grid), strict=True) if grid else ():
+        for stage, (layer, extents) in zip(stages, spec.walk(grid), strict=True) if self.state.work else ():
             stage.work = layer.multiply_adds(extents) / extents[self._axis.grid]
         return stages
-
-    @property
-    def _grid(self) -> Grid | None:
-        """Grid of the input, if its work is counted."""
-        return self.source.grid if self.state.work else None
 
     @property
     def _spec(self) -> NetworkSpec:
@@ -270,7 +265,7 @@ class Execution:
         pieces = list(self.source.pieces(Axis.TIME, self.plan.chunk))
         box = [mx.concatenate(pieces, axis=Axis.TIME)]
         del pieces
-        stages = self._stages(self.context, self._spec, self._grid)
+        stages = self._stages(self.context, self._spec, self.source.grid)
         yield run_whole(stages, box.pop(), around_step=self._around_step)
 
     def _stream(
@@ -278,7 +273,7 @@ class Execution:
         pieces: Iterator[mx.array],
         context: StreamContext,
         spec: NetworkSpec,
-        grid: Grid | None,
+        grid: Grid,
         layers: slice = slice(None),
     ) -> Iterator[mx.array]:
         """Stream pieces through the stages of some layers, which only the stream holds, until they end."""
@@ -334,7 +329,7 @@ class Execution:
         if layout.start:
             pieces = source.pieces(Axis.TIME, self.plan.chunk)
             spec, layers = self._spec.before_tiles(), slice(layout.start)
-            cells = self._stream(pieces, self.context, spec, self._grid, layers)
+            cells = self._stream(pieces, self.context, spec, source.grid, layers)
             has_planes = bool(self.context.keyframes)
             source = replace(source, crops=self._plane_crops(cells, layout) if has_planes else layer_crops(cells))
 

@@ -15,7 +15,7 @@ from ..latents.formats import find_reader
 from ..planning.plan import DecodePlan
 from .decode import DecodePipeline, DecodeStream
 from .inputs import ClipInput, LatentReader
-from .prepare import choose_frames, count_frames
+from .prepare import choose_frames
 
 
 def is_latent_file(path: str | os.PathLike) -> bool:
@@ -54,8 +54,7 @@ class LatentVideo(Iterator[mx.array], AbstractContextManager["LatentVideo"]):
             problem = f"has {latents.shape.batch} videos, and one is encoded"
             raise LatentsError(f"{path}: {problem}; save each to a file of its own.")
         num_frames = latents.num_frames(reader.spec.out_grid) - latents.num_padding()
-        frames = None if frames is None else count_frames(frames, latents.fps, path)
-        chosen = choose_frames(frames, num_frames, path) or (0, num_frames)
+        chosen = choose_frames(frames, latents.fps, num_frames, path) or (0, num_frames)
         self._pipeline, self._latents = pipeline, latents
         self._stream: DecodeStream | None = None
         self.fps = self.source_fps = latents.fps

@@ -181,10 +181,9 @@ def prepare_decode(
     video_frames = latents.num_frames(pipeline.config.scale.video_grid)
     fps = Fraction(decoder_frames, video_frames) * (settings.fps or latents.fps or DEFAULT_FPS)
     assert latents.info is not None
-    frames = None if settings.frames is None else count_frames(settings.frames, fps, latents.info.source)
     has_frames = settings.all_frames or pipeline.plan_options.frames or plan is not None
     padding = 0 if has_frames else latents.num_padding()
-    requested_frames = choose_frames(frames, decoder_frames - padding, latents.info.source)
+    requested_frames = choose_frames(settings.frames, fps, decoder_frames - padding, latents.info.source)
     requested_frames = requested_frames or pipeline.plan_options.frames
     frame_range = requested_frames or ((0, decoder_frames - padding) if padding else None)
     if plan is not None and plan.excerpt is not None:
@@ -321,13 +320,15 @@ def count_frames(frames: slice, fps: Fraction | None, source: str) -> slice:
     return slice(count(frames.start), count(frames.stop))
 
 
-def choose_frames(frames: slice | None, num_frames: int, source: str) -> tuple[int, int] | None:
+def choose_frames(frames: slice | None, fps: Fraction | None, num_frames: int, source: str) -> tuple[int, int] | None:
     """Return the first frame of a range and one more than the last, as `plan_decode` takes them. `None` means all.
 
-    Like a slice, the range ends with the video. Warns if it would end later, and raises a `PlanError` if it is empty.
+    Bounds may be seconds, as for `count_frames`. Like a slice, the range ends with the video. Warns if it would end
+    later, and raises a `PlanError` if it is empty.
     """
     if frames is None:
         return None
+    frames = count_frames(frames, fps, source)
     _, end, _ = frames.indices(num_frames)
     start = frames.start if frames.start >= 0 else max(0, num_frames + frames.start)
     range_text, length = format_range(frames), format_count(num_frames, "frame")
