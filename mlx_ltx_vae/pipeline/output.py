@@ -121,19 +121,19 @@ class DecodeOutput:
     def check(
         self,
         plan: DecodePlan,
-        videos: Iterable[int] | None = None,
+        videos: Iterable[int],
         *,
-        entries: Mapping[str, str] | None = None,
-        makes_folders: bool = False,
-        overwrite: bool | None = None,
+        entries: Mapping[str, str] | None,
+        makes_folders: bool,
+        overwrite: bool | None,
     ) -> set[tuple[str, str]]:
-        """Raise the errors of writing some videos, by default all, without creating anything.
+        """Raise the errors of writing some videos, without creating anything.
 
         Metadata `entries` are added to files that keep them, and the entries that some file keeps are returned.
         `overwrite` replaces the one of the options.
         """
         kept: set[tuple[str, str]] = set()
-        for index in range(len(self.names)) if videos is None else videos:
+        for index in videos:
             for name, file in self.files[index].items():
                 if overwrite is not None:
                     file = replace(file, options=replace(file.options, overwrite=overwrite))

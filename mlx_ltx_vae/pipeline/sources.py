@@ -340,10 +340,11 @@ def find_notice(
         return "every value is 0: the generation failed, and the video has one color; generate them again."
     if statistics is not None:
         mean, std = (np.array(array.astype(mx.float32)) for array in statistics)
+        near = _MUCH_NEARER * _distance(means, stds, 0, 1)
         # -mean / std and 1 / std are the moments of normalized latents that are normalized again.
-        if was_unnormalized and _is_nearer(means, stds, -mean / std, 1 / std):
+        if was_unnormalized and _distance(means, stds, -mean / std, 1 / std) < near:
             return f"the channels have the statistics of normalized latents; if the picture is wrong, leave out {flag}."
-        if not was_unnormalized and _is_nearer(means, stds, mean, std):
+        if not was_unnormalized and _distance(means, stds, mean, std) < near:
             return f"the channels have the statistics of unnormalized latents; if the picture is wrong, add {flag}."
     if are_unusual(stds, num_values):
         return (
@@ -353,11 +354,6 @@ def find_notice(
     return None
 
 
-def _is_nearer(means: np.ndarray, stds: np.ndarray, mean: np.ndarray, std: np.ndarray) -> bool:
-    """Return whether moments of channels are much nearer to a mean and a std (C,) than to 0 and 1."""
-    stds = np.maximum(stds, _LEAST_STD)
-
-    def distance(center: np.ndarray, scale: np.ndarray) -> float:
-        return float((np.abs(means - center) / scale + np.abs(np.log(stds / scale))).mean())
-
-    return distance(mean, std) < _MUCH_NEARER * distance(np.zeros_like(mean), np.ones_like(std))
+def _distance(means: np.ndarray, stds: np.ndarray, mean: np.ndarray | int, std: np.ndarray | int) -> float:
+    """Return the distance of moments of channels from a mean and a std."""
+    return float((np.abs(means - mean) / std + np.abs(np.log(np.maximum(stds, _LEAST_STD) / std))).mean())

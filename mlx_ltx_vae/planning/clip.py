@@ -14,7 +14,7 @@ from ..networks.specs import LONG_CLIP, NetworkSpec
 from ..shapes import Axis, Grid, Interval, LatentShape, format_size
 from ..tiling.layout import Tile, TileLayout
 from ..units import format_count
-from .memory import FRAMES_PER_CONVERSION, Memory, StreamRun, cut, layer_pieces
+from .memory import FRAMES_PER_CONVERSION, Memory, StreamRun, cut, layer_pieces, replace_extent
 from .plan import Excerpt
 
 
@@ -189,8 +189,7 @@ class Clip:
             if held:
                 return min(2 * chunk, self.grid[0] - 1) * frame * itemsize + held
             return min(chunk + 1, self.grid[0]) * frame * (self.level_bytes or FLOAT32_BYTES)
-        extents = list(self.grid)
-        extents[axis.grid] = min(chunk, extents[axis.grid])
+        extents = replace_extent(self.grid, axis, min(chunk, self.grid[axis.grid]))
         positions = extents[0] * frame_size if frame_size else math.prod(extents)
         # In float32 as read, denormalized and with noise; then in the network's dtype.
         copies = 3 if self.spec.has_latent_noise else 1 if self.held else 2
