@@ -1,6 +1,5 @@
 """Decodes of audio alone, to a .wav file for each video, that are decided before they run."""
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,15 +58,6 @@ class PreparedAudio:
     audio: ClipAudio
     plan: DecodePlan
     outputs: list[str]
-
-    @property
-    def inputs(self) -> list[str | os.PathLike]:
-        """Files that are read, except the input itself."""
-        return self.audio.files
-
-    def check_values(self) -> None:
-        """Raise the errors of reading all latents that are decoded."""
-        self.audio.check_values()
 
     def run(self, written: Sequence[str], *, overwrite: bool) -> AudioReport:
         """Decode and write some of the outputs. Each appears under its name when it is whole."""
