@@ -5,7 +5,7 @@ object of them, which all further functions pass on. The options of the commands
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
@@ -60,7 +60,7 @@ MAX_SEED = 2**32 - 1
 
 def option_field(
     default: Any,
-    help: str | Callable[[], str],
+    help: str,
     *,
     flag: str | None = None,
     metavar: str | None = None,
@@ -71,7 +71,7 @@ def option_field(
 
     Args:
         default: of the field and of the option.
-        help: what `--help` says, where "%%" stands for a percent sign; or a function that returns it.
+        help: what `--help` says, where "%%" stands for a percent sign.
         flag: as it is typed. `None` means "--" and the name of the field.
         metavar: stands for the argument in the help. An option that is on or off, or has choices, needs none.
         choices: the arguments that it accepts. `None` means any.
@@ -262,30 +262,15 @@ class EncodeKeywords(TypedDict, total=False):
     pad: bool
 
 
-def _codec_help() -> str:
-    names, mac_names = (
-        ", ".join(name for name, codec in CODECS.items() if codec.is_mac_only is is_mac) for is_mac in (False, True)
-    )
-    abouts = ", ".join(f"{name} is {codec.about}" for name, codec in CODECS.items() if codec.about)
-    return f"{names}, and on a Mac {mac_names}; {abouts} (default: h264, or vp9 for .webm)"
-
-
-def _crf_help() -> str:
-    qualities = {name: codec.crf for name, codec in CODECS.items() if codec.crf is not None}
-    worst = ", ".join(f"{maximum} for {name}" for name, (_, maximum) in qualities.items())
-    defaults = ", ".join(f"{name} {crf}" for name, (crf, _) in qualities.items())
-    return f"constant quality, 0 is best; the maximum is {worst} (default: {defaults})"
-
-
-def _encoder_preset_help() -> str:
-    names = " and ".join(name for name, codec in CODECS.items() if codec.has_presets)
-    first, *_, last = ENCODER_PRESETS
-    return f"the speed of {names}: {first} to {last}; slower ones make smaller files (default: medium)"
-
-
-def _audio_codec_help() -> str:
-    codecs = ", ".join(f"{name} ({', '.join(codec.endings)})" for name, codec in AUDIO_CODECS.items())
-    return f"the codec of the audio: {codecs} (default: aac, or opus for .webm)"
+# Of the help.
+_MAC_CODECS = ", ".join(name for name, codec in CODECS.items() if codec.is_mac_only)
+_OTHER_CODECS = ", ".join(name for name, codec in CODECS.items() if not codec.is_mac_only)
+_ABOUT_CODECS = ", ".join(f"{name} is {codec.about}" for name, codec in CODECS.items() if codec.about)
+_CRFS = {name: codec.crf for name, codec in CODECS.items() if codec.crf is not None}
+_LARGEST_CRFS = ", ".join(f"{largest} for {name}" for name, (_, largest) in _CRFS.items())
+_DEFAULT_CRFS = ", ".join(f"{name} {default}" for name, (default, _) in _CRFS.items())
+_PRESET_CODECS = " and ".join(name for name, codec in CODECS.items() if codec.has_presets)
+_AUDIO_CODECS = ", ".join(f"{name} ({', '.join(codec.endings)})" for name, codec in AUDIO_CODECS.items())
 
 
 @dataclass(frozen=True)
@@ -308,8 +293,18 @@ class OutputOptions:
         metavar="FILE",
         of_videos=True,
     )
-    codec: str | None = option_field(None, _codec_help, metavar="NAME", of_videos=True)
-    crf: int | None = option_field(None, _crf_help, metavar="N", of_videos=True)
+    codec: str | None = option_field(
+        None,
+        f"{_OTHER_CODECS}, and on a Mac {_MAC_CODECS}; {_ABOUT_CODECS} (default: h264, or vp9 for .webm)",
+        metavar="NAME",
+        of_videos=True,
+    )
+    crf: int | None = option_field(
+        None,
+        f"constant quality, 0 is best; the maximum is {_LARGEST_CRFS} (default: {_DEFAULT_CRFS})",
+        metavar="N",
+        of_videos=True,
+    )
     bit_depth: InitVar[int | None] = None
     fragmented: bool = option_field(
         False, "with -o -, an mp4 on standard output that plays while it grows, instead of raw frames", flag="--live"
@@ -319,14 +314,25 @@ class OutputOptions:
         False, "cut longer audio at the end of the video; all frames are kept", of_videos=True
     )
     metadata: Mapping[str, str] = field(default_factory=dict)
-    encoder_preset: str | None = option_field(None, _encoder_preset_help, metavar="NAME", of_videos=True)
+    encoder_preset: str | None = option_field(
+        None,
+        f"the speed of {_PRESET_CODECS}: {ENCODER_PRESETS[0]} to {ENCODER_PRESETS[-1]}; slower ones make smaller files "
+        "(default: medium)",
+        metavar="NAME",
+        of_videos=True,
+    )
     pix_fmt: str | None = option_field(
         None,
         "a pixel format of the codec, such as yuv444p (default: 4:2:0, 4:2:2 for prores, RGB for ffv1)",
         metavar="FORMAT",
         of_videos=True,
     )
-    audio_codec: str | None = option_field(None, _audio_codec_help, metavar="NAME", of_videos=True)
+    audio_codec: str | None = option_field(
+        None,
+        f"the codec of the audio: {_AUDIO_CODECS} (default: aac, or opus for .webm)",
+        metavar="NAME",
+        of_videos=True,
+    )
     sample_rate: int | None = None
     contact_sheet: bool = option_field(
         False,

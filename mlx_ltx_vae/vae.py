@@ -53,7 +53,6 @@ from .options import (
     PlanOptions,
     check_names,
 )
-from .pipeline.audio import every_chunk
 from .pipeline.clip_audio import AudioSettings
 from .pipeline.decode import DecodePipeline, DecodeStream, PushedDecode
 from .pipeline.encode import EncodePipeline, EncodeStream, Frames
@@ -343,7 +342,7 @@ class VideoVAE(OpenedVAE[Config]):
         if fps is not None:
             audio_vae = AudioVAE.published(self.source.name, dtype=self.dtype if self._keeps_dtype else None)
             latents = audio_vae.count_latents(video[0] / find_fps("fps", fps, PlanError))
-            audio = every_chunk(partial(audio_vae.plan_with, latents))
+            audio = audio_vae.plans(latents)
         return self._plan(shape, replace(options, audio=audio))
 
     def plan_encode(
@@ -761,7 +760,7 @@ class VideoVAE(OpenedVAE[Config]):
             layout=None if layout is None else LAYOUTS[layout],
             overwrite=overwrite,
         )
-        self.check_encode(settings)
+        settings.check(self.spec("encoder").scale)
         settings.check_output(name)
         return self.decide_encode(video, name, settings)
 
@@ -785,10 +784,6 @@ class VideoVAE(OpenedVAE[Config]):
         budget = None if memory_budget is None else parse_bytes(memory_budget, available)
         pipeline = self._pipeline(DECODE_DEFAULTS, PLAN_DEFAULTS)
         return LatentVideo(pipeline, self.reader(), name, frames=frames, memory_budget=budget)
-
-    def check_encode(self, settings: EncodeSettings) -> None:
-        """Raise a `PlanError` for windows that this VAE cannot encode."""
-        settings.check(self.spec("encoder").scale)
 
     def _encode_options(self, options: EncodeKeywords) -> PlanOptions:
         tiling = options.get("tiling")

@@ -40,13 +40,13 @@ class AudioTask(Task):
             job.vae, settings, item.source, item.windows, item.output, options, fps=arguments.fps, carry=arguments.carry
         )
         self.plan = self._decode.plan
-        self.result = Result([*self._decode.inputs, *item.windows], self._decode.outputs)
+        self.result = Result([*self._decode.audio.files, *item.windows], self._decode.outputs)
 
     def networks(self) -> dict[str, dict[str, str]]:
         return {"audio_vae": self._job.used}
 
     def check_values(self) -> None:
-        self._decode.check_values()
+        self._decode.audio.check_values()
 
     def run(self, bar: FrameBar) -> tuple[dict[str, Any], str]:
         bar.enter("decoding")

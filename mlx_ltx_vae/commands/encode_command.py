@@ -144,7 +144,7 @@ class EncodeTask(Task):
         inputs = [*video_files, *audio_files]
         self.result = Result(inputs, outputs, cost=pixels or _bytes_on_disk(Path(item.source)))
         if job.has_vae:
-            job.vae.check_encode(settings)
+            settings.check(job.vae.spec("encoder").scale)
 
     def check_outputs(self) -> None:
         """Find out whether to skip the item. Raise the errors of writing before the video is opened."""

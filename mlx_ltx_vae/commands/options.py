@@ -39,7 +39,6 @@ def add_option(
     if field.default is False:
         keywords = {"action": "store_true"}
     flag = notes["flag"] or f"--{name.replace('_', '-')}"
-    help = help() if callable(help) else help
     group.add_argument(flag, dest=name, default=field.default, help=help, **keywords)
 
 

@@ -179,12 +179,7 @@ def join_audio(
                 yield part.fade, first_waiting, count_from_film([decode(window_samples)], part)
 
     joined: Crossfade[AudioChunk] = Crossfade(
-        lambda chunk: chunk.waveform,
-        lambda _, start, waveform: AudioChunk(start, waveform),
-        2,
-        _equal_power,
-        longest=longest,
-        check=lambda chunk: mx.eval(chunk.waveform),
+        "waveform", 2, _equal_power, longest=longest, check=lambda chunk: mx.eval(chunk.waveform)
     )
     chunks = _fill_gaps(joined.join(decoded()), samples[0] if samples else 0)
     return AudioStream(chunks, ExecutionState(), sample_rate, num_samples)

@@ -94,10 +94,6 @@ class ClipAudio:
         return [*([latents] if latents else []), *self.vae.source.files]
 
     @property
-    def sample_rate(self) -> int:
-        return self.vae.sample_rate
-
-    @property
     def num_samples(self) -> int:
         """Number of samples of the audio of one video."""
         return self.parts[-1].frames.end
@@ -135,7 +131,7 @@ class ClipAudio:
 
         parts = ((part, partial(decode, number)) for number, part in enumerate(self.parts))
         first, end = self.samples or (0, self.num_samples)
-        return join_audio(parts, self.sample_rate, samples=self.samples, num_samples=end - first)
+        return join_audio(parts, self.vae.sample_rate, samples=self.samples, num_samples=end - first)
 
     def _plan(self, number: int, samples: tuple[int, int] | None, options: PlanOptions) -> DecodePlan:
         length = self.lengths[number]

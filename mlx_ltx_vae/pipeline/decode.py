@@ -105,7 +105,8 @@ class DecodePipeline:
         """Return the pixels of a clip, or `None` if a callback receives them; see `VideoVAE.decode`."""
         if isinstance(plan, DecodePlan) and plan.format is not None:
             raise PlanError("the plan was made for levels, and decode returns floats; plan without a bit depth.")
-        with arrays_released(), self._consume(latents, plan, joined=on_frames_ready is None) as stream:
+        self.state.joined = on_frames_ready is None
+        with arrays_released(), self.stream(latents, plan) as stream:
             with open_bar(progress, stream.num_frames) as bar:
                 chunks = bar.follow(stream, stream.state)
                 if on_frames_ready is None:
@@ -117,18 +118,9 @@ class DecodePipeline:
 
     def decode_uint8(self, latents: LatentInput | Film, plan: DecodePlan | None) -> np.ndarray:
         """Return the levels of a clip as one array; see `VideoVAE.decode_uint8`."""
-        pipeline = replace(self, format=RGB8)
-        with arrays_released(), pipeline._consume(latents, plan, FrameOutput(RGB8), joined=True) as stream:
+        pipeline = replace(self, format=RGB8, state=ExecutionState(outputs=(FrameOutput(RGB8),), joined=True))
+        with arrays_released(), pipeline.stream(latents, plan) as stream:
             return join_levels(stream, stream.num_frames)
-
-    def _consume(
-        self, latents: LatentInput | Film, plan: DecodePlan | None, *outputs: FrameOutput, joined: bool
-    ) -> DecodeStream:
-        """Return a stream whose plan, if it is not made yet, includes what becomes of the frames."""
-        self.state.outputs, self.state.joined = outputs, joined
-        stream = self.stream(latents, plan)
-        stream.state.outputs, stream.state.joined = outputs, joined  # of a stream that the caller made
-        return stream
 
     def plan(self, latents: LatentInput | Film | DecodeStream) -> DecodePlan | None:
         """Plan the decode of latents that are there as a whole. For others, return `None`."""
@@ -152,6 +144,8 @@ class DecodePipeline:
         if isinstance(latents, DecodeStream):
             if plan is not None or (self.options, self.plan_options) != (DECODE_DEFAULTS, PLAN_DEFAULTS):
                 raise PlanError("a stream has its plan and its options already; give them where it is made.")
+            # Its plan, if it is not made yet, includes what becomes of the frames.
+            latents.state.outputs, latents.state.joined = self.state.outputs, self.state.joined
             return latents
         if plan is not None:
             self.check_plan(plan)
@@ -226,12 +220,7 @@ class DecodePipeline:
             check_windows(film, layout, spec, frames)
             num_frames = layout.num_frames if frames is None else frames[1] - frames[0]
         joined: Crossfade[FrameChunk] = Crossfade(
-            lambda chunk: chunk.frames,
-            lambda chunk, start, frames: replace(chunk, start=start, frames=frames),
-            Axis.TIME,
-            _linear,
-            longest=FRAMES_PER_CONVERSION,
-            check=FrameChunk.check,
+            "frames", Axis.TIME, _linear, longest=FRAMES_PER_CONVERSION, check=FrameChunk.check
         )
         return joined.join(_decode_windows(self, film, layout, plan, frames)), num_frames
 

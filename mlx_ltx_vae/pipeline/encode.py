@@ -17,7 +17,7 @@ from ..networks.base import AudioEncoder, Encoder
 from ..networks.specs import LONG_CLIP, NetworkSpec
 from ..options import PLAN_DEFAULTS, PlanOptions, check_no_options
 from ..planning.plan import EncodePlan, check_plan
-from ..shapes import ScaleFactors, format_size
+from ..shapes import format_size
 from ..streaming.context import StreamContext
 from ..tiling.layout import TileBox
 from ..units import format_count
@@ -72,16 +72,12 @@ class Preprocess:
     pad: bool
     _least: float = 0.0  # of all floats so far, if there are any
 
-    @property
-    def scale(self) -> ScaleFactors:
-        return self.spec.scale
-
     def check_size(self, frames: Frames) -> None:
         """Raise a `LatentsError` with the nearest valid size unless frames (B, n, H, W, 3) are whole latent cells."""
         _, _, height, width, _ = frames.shape
         if 0 in frames.shape:
             raise LatentsError(f"frames (B, F, H, W, 3) have the shape {tuple(frames.shape)}, which is empty.")
-        scale = self.scale
+        scale = self.spec.scale
         if height % scale.height or width % scale.width:
             size = [max(1, round(side / cell)) * cell for side, cell in ((width, scale.width), (height, scale.height))]
             raise LatentsError(
@@ -108,7 +104,7 @@ class Preprocess:
         elif usable < count:
             left_out = "the last is" if count - usable == 1 else f"the last {count - usable} are"
             warn(
-                f"{count} frames are not 1 + {self.scale.time}*k; {left_out} left out "
+                f"{count} frames are not 1 + {self.spec.scale.time}*k; {left_out} left out "
                 f"({option('pad=True', '--pad')} repeats the last frame instead)."
             )
             piece = piece[:, : usable - count]
@@ -156,7 +152,7 @@ def frame_source(frames: Iterable[Frames | FrameChunk], preprocess: Preprocess, 
     """
     first, parts = peek(map(to_channels_last, frames), "there are no frames to encode.")
     preprocess.check_size(first)
-    num_frames = 1 + LONG_CLIP * preprocess.scale.time if plan is None else plan.num_frames
+    num_frames = 1 + LONG_CLIP * preprocess.spec.scale.time if plan is None else plan.num_frames
     batch, _, height, width, _ = first.shape
     return Source(batch, (num_frames, height, width), lambda _, chunk: preprocess.pieces(parts, chunk))
 

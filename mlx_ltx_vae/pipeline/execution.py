@@ -197,36 +197,32 @@ class Execution:
     state: ExecutionState = field(default_factory=ExecutionState)
 
     def outputs(self) -> Iterator[mx.array]:
-        """Return the network's outputs, arrays (B, T, H, W, C) in order along the axis of the plan's order.
+        """Yield the network's outputs, arrays (B, T, H, W, C) in order along the axis of the plan's order.
 
         If the plan has an excerpt, only its frames are yielded. The dtype is float32 if tiles are blended, otherwise
         the network's.
         """
-        excerpt = self.plan.excerpt if isinstance(self.plan, DecodePlan) else None
-        if excerpt is None:
-            return self._outputs()
-        if self.plan.order is Order.TIME:
-            return self._until(excerpt.output_range)
-        return map(itemgetter((slice(None), excerpt.output_range.as_slice)), self._outputs())
-
-    def _until(self, frames: Interval) -> Iterator[mx.array]:
-        """Yield some frames of a run along time, and end the run after the last of them."""
-        with closing(self._outputs()) as outputs:
-            yield from _between(outputs, frames)
-
-    def _outputs(self) -> Generator[mx.array, None, None]:
         with run_settings():
             if self.plan.mode is Mode.SINGLE:
                 outputs = self._single()
             elif self.plan.layout is None:
                 pieces = self.source.pieces(self._axis, self.plan.chunk)
-                outputs = self._stream(pieces, self.context, self._spec, self._grid)
+                outputs = self._stream(pieces, self.context, self._spec, self.source.grid)
             elif self.plan.layout.is_streamed:
                 outputs = self._tiles_in_space(self.plan.layout)
             else:
                 outputs = self._tiles(self.plan.layout)
             outputs = iter(outputs)
-            while box := _next_box(outputs):
+            excerpt = self.plan.excerpt if isinstance(self.plan, DecodePlan) else None
+            if excerpt is not None and self.plan.order is Order.TIME:
+                outputs = _between(outputs, excerpt.output_range)
+            elif excerpt is not None:
+                outputs = map(itemgetter((slice(None), excerpt.output_range.as_slice)), outputs)
+            while True:
+                with freed_memory_kept():  # between the results, malloc has its usual settings
+                    box = list(islice(outputs, 1))
+                if not box:
+                    return
                 yield box.pop()
 
     @contextmanager
@@ -237,18 +233,13 @@ class Execution:
         self.state.done += multiply_adds
 
     def _stages(
-        self, context: StreamContext, spec: NetworkSpec, grid: Grid | None, layers: slice = slice(None)
+        self, context: StreamContext, spec: NetworkSpec, grid: Grid, layers: slice = slice(None)
     ) -> list[Stage]:
-        """Return the stages of some layers, with their work if the grid of the input of `spec`, theirs, is given."""
+        """Return the stages of some layers, with their work if it is counted. `grid` is that of the input of `spec`."""
         stages = self.network.stages(replace(context, axis=self._axis))[layers]
-        for stage, (layer, extents) in zip(stages, spec.walk(grid), strict=True) if grid else ():
+        for stage, (layer, extents) in zip(stages, spec.walk(grid), strict=True) if self.state.work else ():
             stage.work = layer.multiply_adds(extents) / extents[self._axis.grid]
         return stages
-
-    @property
-    def _grid(self) -> Grid | None:
-        """Grid of the input, if its work is counted."""
-        return self.source.grid if self.state.work else None
 
     @property
     def _spec(self) -> NetworkSpec:
@@ -274,7 +265,7 @@ class Execution:
         pieces = list(self.source.pieces(Axis.TIME, self.plan.chunk))
         box = [mx.concatenate(pieces, axis=Axis.TIME)]
         del pieces
-        stages = self._stages(self.context, self._spec, self._grid)
+        stages = self._stages(self.context, self._spec, self.source.grid)
         yield run_whole(stages, box.pop(), around_step=self._around_step)
 
     def _stream(
@@ -282,7 +273,7 @@ class Execution:
         pieces: Iterator[mx.array],
         context: StreamContext,
         spec: NetworkSpec,
-        grid: Grid | None,
+        grid: Grid,
         layers: slice = slice(None),
     ) -> Iterator[mx.array]:
         """Stream pieces through the stages of some layers, which only the stream holds, until they end."""
@@ -338,7 +329,7 @@ class Execution:
         if layout.start:
             pieces = source.pieces(Axis.TIME, self.plan.chunk)
             spec, layers = self._spec.before_tiles(), slice(layout.start)
-            cells = self._stream(pieces, self.context, spec, self._grid, layers)
+            cells = self._stream(pieces, self.context, spec, source.grid, layers)
             has_planes = bool(self.context.keyframes)
             source = replace(source, crops=self._plane_crops(cells, layout) if has_planes else layer_crops(cells))
 
@@ -380,12 +371,6 @@ class Execution:
             first_frame=tiles[0].pixels[0].start if is_part else 0,
             clip=plan.latent_shape.grid if is_part else None,
         )
-
-
-def _next_box(outputs: Iterator[mx.array]) -> list[mx.array]:
-    """Return the next result in a list, or an empty list. Between the calls, malloc has its usual settings."""
-    with freed_memory_kept():
-        return list(islice(outputs, 1))
 
 
 def _between(pieces: Iterator[mx.array], frames: Interval) -> Iterator[mx.array]:

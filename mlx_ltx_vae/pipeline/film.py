@@ -207,24 +207,21 @@ def crop_window(
 class Crossfade(Generic[Chunk]):
     """Joins the chunks of overlapping parts. Only the last positions of a part wait for the next part.
 
-    `array` returns the array of a chunk, whose positions lie along `axis`, and `with_array` a chunk with another start
-    and array. At most `longest` positions are blended at once. `weights(k, n)` returns the weights of the earlier and
-    the later part at the positions k of a fade of length n. `check` is called with each chunk that has to wait.
+    `name` is that of a chunk's array, whose positions lie along `axis`. At most `longest` positions are blended at
+    once. `weights(k, n)` returns the weights of the earlier and the later part at the positions k of a fade of length
+    n. `check` is called with each chunk that has to wait.
     """
 
     def __init__(
         self,
-        array: Callable[[Chunk], mx.array],
-        with_array: Callable[[Chunk, int, mx.array], Chunk],
+        name: str,
         axis: int,
         weights: Callable[[mx.array, int], tuple[mx.array, mx.array]],
         *,
         longest: int,
         check: Callable[[Chunk], object],
     ) -> None:
-        self._array: Callable[[Chunk], mx.array] = array
-        self._with: Callable[[Chunk, int, mx.array], Chunk] = with_array
-        self._axis, self._weights, self._longest = axis, weights, longest
+        self._name, self._axis, self._weights, self._longest = name, axis, weights, longest
         self._check: Callable[[Chunk], object] = check
         self._waiting: deque[Chunk] = deque()
 
@@ -281,6 +278,12 @@ class Crossfade(Generic[Chunk]):
         array = mx.contiguous(self._array(chunk))
         mx.eval(array)
         return self._with(chunk, chunk.start, array)
+
+    def _array(self, chunk: Chunk) -> mx.array:
+        return getattr(chunk, self._name)
+
+    def _with(self, chunk: Chunk, start: int, array: mx.array) -> Chunk:
+        return replace(chunk, start=start, **{self._name: array})
 
     def _end(self, chunk: Chunk) -> int:
         return chunk.start + self._array(chunk).shape[self._axis]

@@ -88,6 +88,12 @@ class LatentReader:
         """Read keyframes, normalized."""
         return file.read(statistics=self.statistics, unnormalized=self.unnormalized)
 
+    def count_padding(self, file: LatentsFile) -> int:
+        """Return how many frames pad the source of a file. A decoder may make fewer frames than the video has."""
+        grid, scale = file.shape.grid, self.config.scale
+        frames, video_frames = self.spec.out_grid(grid)[0], scale.video_grid(grid)[0]
+        return frames - ceil(Fraction(file.count_source_frames(scale) * frames, video_frames))
+
 
 def open_without_vae(path: str, *, tensor: str | None = None, grid: Grid | None = None) -> LatentsFile | None:
     """Open a latent file before its VAE is known. Returns `None` if it cannot be read without one.
@@ -117,15 +123,6 @@ class DecodeInput(ABC):
     is_whole, is_film = True, False
     files: Sequence[str | os.PathLike] = ()
     info: LatentsInfo | None = None
-
-    def num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
-        """Return the number of frames of a decode. `out_grid` maps a grid of latents to frames."""
-        assert self.shape is not None
-        return out_grid(self.shape.grid)[0]
-
-    def num_padding(self, out_grid: Callable[[Grid], Grid]) -> int:
-        """Return how many of these frames, the last ones, pad the source to whole latent frames, as files state it."""
-        return 0
 
     @abstractmethod
     def plan(self, pipeline: "DecodePipeline", fps: Fraction) -> DecodePlan | None:
@@ -186,8 +183,13 @@ class ClipInput(DecodeInput):
     def _latents(self) -> MappedLatents:
         return self._reader.map(self.file)
 
-    def num_padding(self, out_grid: Callable[[Grid], Grid]) -> int:
-        return _count_padding(self.file, self._reader.config.scale, out_grid)
+    def num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
+        """Return the number of frames of a decode. `out_grid` maps a grid of latents to frames."""
+        return out_grid(self.shape.grid)[0]
+
+    def num_padding(self) -> int:
+        """Return how many frames of the decode, the last ones, pad the source to whole latent frames."""
+        return self._reader.count_padding(self.file)
 
     def plan(self, pipeline: "DecodePipeline", fps: Fraction) -> DecodePlan:
         numbers = () if self._keyframes is None else tuple(self._keyframes.frames)
@@ -235,13 +237,15 @@ class FilmInput(DecodeInput):
         return [part.frames.end for part in self._layout.parts]
 
     def num_frames(self, out_grid: Callable[[Grid], Grid]) -> int:
+        """Return the number of frames of a decode. `out_grid` maps a grid of latents to frames."""
         shared = 0
         if self._carry:
             shared = out_grid((self._reader.config.scale.covering_latent_grid((self._carry, 1, 1))[0], 1, 1))[0]
         return sum(out_grid(window.shape.grid)[0] - shared for window in self._windows) + shared
 
-    def num_padding(self, out_grid: Callable[[Grid], Grid]) -> int:
-        return _count_padding(self._windows[-1].open(), self._reader.config.scale, out_grid)
+    def num_padding(self) -> int:
+        """Return how many frames of the decode, the last ones, pad the source to whole latent frames."""
+        return self._reader.count_padding(self._windows[-1].open())
 
     def plan(self, pipeline: "DecodePipeline", fps: Fraction) -> FilmPlan:
         film, reader, options = film_item(self._film, 0), self._reader, pipeline.consumer_options()
@@ -294,12 +298,6 @@ class _FileWindow(FilmWindow):
         keyframes = keyframes if self.index is None else keyframes.item(self.index)
         mx.eval(keyframes.latents)  # another thread uses them
         return keyframes
-
-
-def _count_padding(file: LatentsFile, scale: ScaleFactors, out_grid: Callable[[Grid], Grid]) -> int:
-    """Return how many frames pad the source of a file. A decoder may make fewer frames than the video has."""
-    frames, video_frames = out_grid(file.shape.grid)[0], scale.video_grid(file.shape.grid)[0]
-    return frames - ceil(Fraction(file.count_source_frames(scale) * frames, video_frames))
 
 
 def agree_on_film(

@@ -15,7 +15,7 @@ from ..latents.formats import find_reader
 from ..planning.plan import DecodePlan
 from .decode import DecodePipeline, DecodeStream
 from .inputs import ClipInput, LatentReader
-from .prepare import choose_frames, count_frames
+from .prepare import choose_frames
 
 
 def is_latent_file(path: str | os.PathLike) -> bool:
@@ -53,10 +53,8 @@ class LatentVideo(Iterator[mx.array], AbstractContextManager["LatentVideo"]):
         if latents.shape.batch > 1:
             problem = f"has {latents.shape.batch} videos, and one is encoded"
             raise LatentsError(f"{path}: {problem}; save each to a file of its own.")
-        out_grid = pipeline.decoder.spec.out_grid
-        num_frames = latents.num_frames(out_grid) - latents.num_padding(out_grid)
-        frames = None if frames is None else count_frames(frames, latents.fps, path)
-        chosen = choose_frames(frames, num_frames, path) or (0, num_frames)
+        num_frames = latents.num_frames(reader.spec.out_grid) - latents.num_padding()
+        chosen = choose_frames(frames, latents.fps, num_frames, path) or (0, num_frames)
         self._pipeline, self._latents = pipeline, latents
         self._stream: DecodeStream | None = None
         self.fps = self.source_fps = latents.fps

@@ -16,6 +16,7 @@ from ..files import make_folder
 from ..frame_format import FrameOutput
 from ..options import OutputOptions
 from ..planning.plan import DecodePlan
+from ..shapes import LatentShape
 from ..video import Sink
 from ..video.audio import Audio
 from ..video.sink_table import CheckedOutput, OutputFile, find_all_outputs, find_still_ending, name_others
@@ -99,14 +100,13 @@ class DecodeOutput:
         options: OutputOptions,
         fps: Fraction,
         known_files: Mapping[str, OutputFile],
-        *,
-        batch: int,
-        is_still: bool,
+        shape: LatentShape | None,
     ) -> None:
-        """Name the files of a batch of videos, which are stills if each has only one frame (`is_still`).
+        """Name the files of a batch of videos, which are stills if their latents of this shape have only one frame.
 
-        `known_files` are those of an output whose options have been checked.
+        A shape of `None` is one video. `known_files` are those of an output whose options have been checked.
         """
+        batch, is_still = (1, False) if shape is None else (shape.batch, shape.frames == 1)
         still = find_still_ending(path, options) if is_still and not options.contact_sheet else None
         self.fps, self.are_stills = fps, batch > 1 and still is not None
         self.names = name_outputs(path, batch, still)
@@ -121,19 +121,19 @@ class DecodeOutput:
     def check(
         self,
         plan: DecodePlan,
-        videos: Iterable[int] | None = None,
+        videos: Iterable[int],
         *,
-        entries: Mapping[str, str] | None = None,
-        makes_folders: bool = False,
-        overwrite: bool | None = None,
+        entries: Mapping[str, str] | None,
+        makes_folders: bool,
+        overwrite: bool | None,
     ) -> set[tuple[str, str]]:
-        """Raise the errors of writing some videos, by default all, without creating anything.
+        """Raise the errors of writing some videos, without creating anything.
 
         Metadata `entries` are added to files that keep them, and the entries that some file keeps are returned.
         `overwrite` replaces the one of the options.
         """
         kept: set[tuple[str, str]] = set()
-        for index in range(len(self.names)) if videos is None else videos:
+        for index in videos:
             for name, file in self.files[index].items():
                 if overwrite is not None:
                     file = replace(file, options=replace(file.options, overwrite=overwrite))
@@ -151,10 +151,10 @@ class DecodeOutput:
         self,
         stream: "DecodeStream",
         plan: DecodePlan | None,
-        index: int = 0,
+        index: int,
         *,
-        is_checked: bool = True,
-        progress: Progress = False,
+        is_checked: bool,
+        progress: Progress,
     ) -> DecodeReport:
         """Write the frames of a stream to the files of a video, and return the report.
 

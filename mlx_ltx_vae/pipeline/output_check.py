@@ -66,12 +66,8 @@ class OutputCheck:
     _has_two_patches: bool = field(default=False, init=False)  # two patches could differ; a single patch tells nothing
     # The first frame of a piece, and its first patch of each frame.
     _corner: tuple[int, mx.array] | None = field(default=None, init=False)
-    _is_finite: mx.array = field(default_factory=lambda: mx.array(True), init=False)
-
-    @property
-    def is_finite(self) -> mx.array:
-        """Flag on the device: whether all pixels so far are finite."""
-        return self._is_finite
+    #: Flag on the device: whether all pixels so far are finite.
+    is_finite: mx.array = field(default_factory=lambda: mx.array(True), init=False)
 
     def update(self, frames: mx.array, start: int) -> None:
         """Check a piece (B, n, h, w, 3) of the frames from `start` on. A long one is checked part by part at once.
@@ -93,7 +89,7 @@ class OutputCheck:
             part = slice(first, first + FRAMES_PER_CONVERSION)
             self._update(frames[:, part], start + first, None if is_same is None else is_same[part])
             if count > _SHORT_PIECE:
-                mx.eval(self._is_finite)
+                mx.eval(self.is_finite)
 
     def _update(self, frames: mx.array, start: int, is_same: mx.array | None) -> None:
         if step := self.patch_size:
@@ -104,13 +100,13 @@ class OutputCheck:
             is_visible = (mx.abs(top[:, :, :, :step]) < _NEARLY_BLACK).any(axis=pixel_axes)
             is_flat = (down & across & is_visible).any(axis=0)
             self._is_flat.update(start, is_flat if is_same is None else is_flat & is_same)
-        self._is_finite = self._is_finite & _are_finite(frames)
-        mx.async_eval(self._is_finite)
+        self.is_finite = self.is_finite & _are_finite(frames)
+        mx.async_eval(self.is_finite)
 
     def close(self) -> None:
         """Wait for all checks; raise `DecodeError` if one has failed."""
         of_frames = [self._is_flat.all() & self._has_two_patches, self.may_be_flat()] if self.patch_size else []
-        flags = mx.concatenate([self._is_finite[None], *of_frames])
+        flags = mx.concatenate([self.is_finite[None], *of_frames])
         is_finite, *flat_flags = to_list(flags)
         if not is_finite:
             raise DecodeError(f"{NOT_FINITE}: {self.explain()}")

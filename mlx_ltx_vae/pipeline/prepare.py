@@ -151,9 +151,10 @@ class PreparedDecode:
             pipeline = replace(self._pipeline, options=options, state=ExecutionState(outputs=self.output.frames))
             rescued = _rescued(latents, keyframes, self.output, index)
             with rescued, arrays_released(), pipeline.stream(latents, self.plan) as stream:
-                stream.state.outputs = self.output.frames
-                is_checked = self.plan is not None and self.latents.is_whole
-                reports.append(self.output.write(stream, self.plan, index, is_checked=is_checked, progress=progress))
+                report = self.output.write(
+                    stream, self.plan, index, is_checked=self.latents.is_whole, progress=progress
+                )
+                reports.append(report)
         return join_reports(reports)
 
 
@@ -180,10 +181,9 @@ def prepare_decode(
     video_frames = latents.num_frames(pipeline.config.scale.video_grid)
     fps = Fraction(decoder_frames, video_frames) * (settings.fps or latents.fps or DEFAULT_FPS)
     assert latents.info is not None
-    frames = None if settings.frames is None else count_frames(settings.frames, fps, latents.info.source)
     has_frames = settings.all_frames or pipeline.plan_options.frames or plan is not None
-    padding = 0 if has_frames else latents.num_padding(spec.out_grid)
-    requested_frames = choose_frames(frames, decoder_frames - padding, latents.info.source)
+    padding = 0 if has_frames else latents.num_padding()
+    requested_frames = choose_frames(settings.frames, fps, decoder_frames - padding, latents.info.source)
     requested_frames = requested_frames or pipeline.plan_options.frames
     frame_range = requested_frames or ((0, decoder_frames - padding) if padding else None)
     if plan is not None and plan.excerpt is not None:
@@ -196,10 +196,10 @@ def prepare_decode(
     elif audio is not None and plan.audio is None and (audio_plans := audio.plans):
         plan = replace(plan, audio=audio_plans[-1])  # the one with the least memory
     if audio is not None:
-        settings = replace(settings, output=replace(settings.output, audio=(), sample_rate=audio.sample_rate))
+        settings = replace(settings, output=replace(settings.output, audio=(), sample_rate=audio.vae.sample_rate))
     prepared = _prepare(pipeline, latents, path, settings, fps, audio, plan)
     if audio is not None and requested_frames is None:
-        length = Fraction(audio.num_samples, audio.sample_rate)
+        length = Fraction(audio.num_samples, audio.vae.sample_rate)
         shortest, longest = (decoder_frames - padding) / fps, decoder_frames / fps
         seconds = min(max(shortest, length), longest)  # audio may go with the padding or not
         check_audio_length(latents.info.source, length, seconds, cuts=settings.output.shortest)
@@ -216,8 +216,7 @@ def _prepare(
     plan: DecodePlan | None,
 ) -> PreparedDecode:
     """Name the outputs, and plan the decode for them unless there is a plan."""
-    batch, is_still = (1, False) if latents.shape is None else (latents.shape.batch, latents.shape.frames == 1)
-    output = DecodeOutput(path, settings.output, fps, settings.files, batch=batch, is_still=is_still)
+    output = DecodeOutput(path, settings.output, fps, settings.files, latents.shape)
     levels = None if latents.is_film else common_format(output.frames)  # a film is crossfaded as floats
     planned = replace(pipeline, format=levels, state=ExecutionState(outputs=output.frames))
     if plan is not None:
@@ -230,7 +229,7 @@ def _prepare(
         planned = replace(planned, plan_options=PLAN_DEFAULTS)
     if plan is not None and latents.is_whole and plan.batch > 1:
         raise LatentsError(f"{path}: is one video, and the plan is for {plan.batch}; plan one of them.")
-    return PreparedDecode(plan, latents, audio, output, range(batch), planned)
+    return PreparedDecode(plan, latents, audio, output, range(len(output.names)), planned)
 
 
 def _find_audio(
@@ -276,10 +275,7 @@ class DecodeChecks:
         files = [open_without_vae(path, tensor=tensor, grid=grid) for path in paths]
         self._files = [file for file in files if file is not None]
         shape = None if files[0] is None else files[0].shape
-        batch, is_still = (1, False) if shape is None else (shape.batch, shape.frames == 1)
-        self.output = None
-        if path is not None:
-            self.output = DecodeOutput(path, options, DEFAULT_FPS, {}, batch=batch, is_still=is_still)
+        self.output = None if path is None else DecodeOutput(path, options, DEFAULT_FPS, {}, shape)
 
     def check_folder(self, output: str, *, makes_folders: bool) -> None:
         """Raise a `WriterError` if an output cannot be written in its folder."""
@@ -324,13 +320,15 @@ def count_frames(frames: slice, fps: Fraction | None, source: str) -> slice:
     return slice(count(frames.start), count(frames.stop))
 
 
-def choose_frames(frames: slice | None, num_frames: int, source: str) -> tuple[int, int] | None:
+def choose_frames(frames: slice | None, fps: Fraction | None, num_frames: int, source: str) -> tuple[int, int] | None:
     """Return the first frame of a range and one more than the last, as `plan_decode` takes them. `None` means all.
 
-    Like a slice, the range ends with the video. Warns if it would end later, and raises a `PlanError` if it is empty.
+    Bounds may be seconds, as for `count_frames`. Like a slice, the range ends with the video. Warns if it would end
+    later, and raises a `PlanError` if it is empty.
     """
     if frames is None:
         return None
+    frames = count_frames(frames, fps, source)
     _, end, _ = frames.indices(num_frames)
     start = frames.start if frames.start >= 0 else max(0, num_frames + frames.start)
     range_text, length = format_range(frames), format_count(num_frames, "frame")

@@ -1,6 +1,5 @@
 """Decodes of audio alone, to a .wav file for each video, that are decided before they run."""
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,15 +59,6 @@ class PreparedAudio:
     plan: DecodePlan
     outputs: list[str]
 
-    @property
-    def inputs(self) -> list[str | os.PathLike]:
-        """Files that are read, except the input itself."""
-        return self.audio.files
-
-    def check_values(self) -> None:
-        """Raise the errors of reading all latents that are decoded."""
-        self.audio.check_values()
-
     def run(self, written: Sequence[str], *, overwrite: bool) -> AudioReport:
         """Decode and write some of the outputs. Each appears under its name when it is whole."""
         start, samples, names = time.perf_counter(), 0, list(self.outputs)
@@ -76,7 +66,7 @@ class PreparedAudio:
             if output in written:
                 samples, new_path = write_wav(output, self.audio.stream(index, self.plan), overwrite=overwrite)
                 names[index] = output if new_path is None else str(new_path)
-        return AudioReport(names, samples, self.audio.sample_rate, time.perf_counter() - start)
+        return AudioReport(names, samples, self.audio.vae.sample_rate, time.perf_counter() - start)
 
 
 def prepare_audio(

@@ -89,18 +89,8 @@ class EncodeSettings:
 
     def check_latents(self, name: str) -> None:
         """Raise a `PlanError` for settings that a latent file does not take, whose frames have a size and a rate."""
-        values = {
-            "size": self.size,
-            "fit": self.fit,
-            "fps": self.fps,
-            "matrix": self.matrix,
-            "as_stored": self.as_stored,
-            "compress": self.compress,
-            "hdr": self.hdr,
-            "audio": self.audio,
-        }
-        for key, value in values.items():
-            if value not in (None, False):
+        for key in ("size", "fit", "fps", "matrix", "as_stored", "compress", "hdr", "audio"):
+            if getattr(self, key) not in (None, False):
                 flag = {"fit": "--resize or --crop", "audio": "--audio-model"}.get(key, f"--{key.replace('_', '-')}")
                 problem = "has latents, which are decoded as they are, and encoded without audio"
                 raise PlanError(f"{name}: {problem}; leave out {option(f'{key}=', flag)}.")

@@ -111,7 +111,7 @@ class FrameBar(Bar):
         self._num_frames += int(n or 0)
         if self._on_frames is not None:
             self._on_frames(self._num_frames, self.total or self._num_frames)
-        elif not self.disable and time.monotonic() - self._drawn_time >= _SECONDS_BETWEEN_DRAWINGS:
+        elif not self.disable and time.time() - self.last_print_t >= _SECONDS_BETWEEN_DRAWINGS:
             self.refresh()
 
     def close(self) -> None:
@@ -153,10 +153,6 @@ class FrameBar(Bar):
         if self._start_time is None or not fraction:
             return None
         return (time.monotonic() - self._start_time) * (1 - fraction) / fraction
-
-    @property
-    def _drawn_time(self) -> float:
-        return self.last_print_t - time.time() + time.monotonic()
 
     def _repeat(self) -> None:
         """Show the progress again and again, also while a step runs."""

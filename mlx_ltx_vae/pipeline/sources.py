@@ -111,14 +111,12 @@ class LatentRecord:
         self._is_constant = FrameFlags()
         self._largest = mx.array(0.0)
 
-    def add_values(self, latents: mx.array, first_frame: int) -> None:
-        """Add latents (B, C, n, h, w) as they were given, which may be unnormalized."""
+    def add(self, latents: mx.array, normalized: mx.array, first_frame: int) -> None:
+        """Add latents (B, C, n, h, w) as they were given, which may be unnormalized, and normalized."""
         # Constant parts that differ from each other make a picture that is not flat, which is not an error either.
         is_constant = (latents == latents[:, :, :, :1, :1]).all(axis=(1, 3, 4)).any(axis=0)
         self._is_constant.update(first_frame - self._first_frame, is_constant)
-
-    def add_normalized(self, latents: mx.array) -> None:
-        self._largest = mx.maximum(self._largest, mx.abs(latents).max())
+        self._largest = mx.maximum(self._largest, mx.abs(normalized).max())
         mx.async_eval(self._largest)
 
     @property
@@ -154,11 +152,9 @@ def preprocess_latents(decoder: Decoder, draws: Draws, record: LatentRecord, *, 
 
     def preprocess(latents: mx.array | np.ndarray, box: LatentBox) -> mx.array:
         latents = to_mlx(latents, "latents")
-        record.add_values(latents, box[0].start)
-        if statistics is not None:
-            latents = statistics.normalize(latents)
-        record.add_normalized(latents)
-        return decoder.prepare(latents, draws.crop(box))
+        normalized = latents if statistics is None else statistics.normalize(latents)
+        record.add(latents, normalized, box[0].start)
+        return decoder.prepare(normalized, draws.crop(box))
 
     return preprocess
 
@@ -344,10 +340,11 @@ def find_notice(
         return "every value is 0: the generation failed, and the video has one color; generate them again."
     if statistics is not None:
         mean, std = (np.array(array.astype(mx.float32)) for array in statistics)
+        near = _MUCH_NEARER * _distance(means, stds, 0, 1)
         # -mean / std and 1 / std are the moments of normalized latents that are normalized again.
-        if was_unnormalized and _is_nearer(means, stds, -mean / std, 1 / std):
+        if was_unnormalized and _distance(means, stds, -mean / std, 1 / std) < near:
             return f"the channels have the statistics of normalized latents; if the picture is wrong, leave out {flag}."
-        if not was_unnormalized and _is_nearer(means, stds, mean, std):
+        if not was_unnormalized and _distance(means, stds, mean, std) < near:
             return f"the channels have the statistics of unnormalized latents; if the picture is wrong, add {flag}."
     if are_unusual(stds, num_values):
         return (
@@ -357,11 +354,6 @@ def find_notice(
     return None
 
 
-def _is_nearer(means: np.ndarray, stds: np.ndarray, mean: np.ndarray, std: np.ndarray) -> bool:
-    """Return whether moments of channels are much nearer to a mean and a std (C,) than to 0 and 1."""
-    stds = np.maximum(stds, _LEAST_STD)
-
-    def distance(center: np.ndarray, scale: np.ndarray) -> float:
-        return float((np.abs(means - center) / scale + np.abs(np.log(stds / scale))).mean())
-
-    return distance(mean, std) < _MUCH_NEARER * distance(np.zeros_like(mean), np.ones_like(std))
+def _distance(means: np.ndarray, stds: np.ndarray, mean: np.ndarray | int, std: np.ndarray | int) -> float:
+    """Return the distance of moments of channels from a mean and a std."""
+    return float((np.abs(means - mean) / std + np.abs(np.log(np.maximum(stds, _LEAST_STD) / std))).mean())

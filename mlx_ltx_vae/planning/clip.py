@@ -11,10 +11,10 @@ from ..backend.machine import FLOAT32_BYTES, VALUES_AT_ONCE
 from ..errors import PlanError, quote
 from ..frame_format import FrameFormat, FrameOutput, common_format
 from ..networks.specs import LONG_CLIP, NetworkSpec
-from ..shapes import Axis, Grid, Interval, LatentShape, ScaleFactors, format_size
+from ..shapes import Axis, Grid, Interval, LatentShape, format_size
 from ..tiling.layout import Tile, TileLayout
 from ..units import format_count
-from .memory import FRAMES_PER_CONVERSION, Memory, StreamRun, cut, layer_pieces
+from .memory import FRAMES_PER_CONVERSION, Memory, StreamRun, cut, layer_pieces, replace_extent
 from .plan import Excerpt
 
 
@@ -120,8 +120,6 @@ def _first_latent(spec: NetworkSpec, frame: int) -> int:
     return max(0, math.floor((frame - affected) / spec.scale.time) // step * step)
 
 
-_DECODE_CHUNK = 1  # latent positions; 1 takes the least memory between layers
-_ENCODE_CHUNK = 8  # frames, rounded to a multiple of the time scale
 # Copies of a piece of frames while it is joined from parts, with some of the next piece and the magnitudes; and of a
 # piece of levels, which are converted to float32.
 _PIECE_COPIES, _LEVEL_PIECE_COPIES = 2.5, 2.3
@@ -163,15 +161,12 @@ class Clip:
     held_frames: int | None = None
 
     @property
-    def scale(self) -> ScaleFactors:
-        return self.spec.scale
-
-    @property
     def has_all_latents(self) -> bool:
         """Flag: an excerpt, if there is one, leaves out only frames of the last latent frame."""
         excerpt = self.excerpt
         return excerpt is None or (
-            excerpt.latents.length == excerpt.num_latents and excerpt.num_frames - excerpt.frames.end < self.scale.time
+            excerpt.latents.length == excerpt.num_latents
+            and excerpt.num_frames - excerpt.frames.end < self.spec.scale.time
         )
 
     def describe(self) -> str:
@@ -194,8 +189,7 @@ class Clip:
             if held:
                 return min(2 * chunk, self.grid[0] - 1) * frame * itemsize + held
             return min(chunk + 1, self.grid[0]) * frame * (self.level_bytes or FLOAT32_BYTES)
-        extents = list(self.grid)
-        extents[axis.grid] = min(chunk, extents[axis.grid])
+        extents = replace_extent(self.grid, axis, min(chunk, self.grid[axis.grid]))
         positions = extents[0] * frame_size if frame_size else math.prod(extents)
         # In float32 as read, denormalized and with noise; then in the network's dtype.
         copies = 3 if self.spec.has_latent_noise else 1 if self.held else 2
@@ -226,10 +220,6 @@ class Clip:
         value_bytes = sum(output.format.dtype.itemsize for output in set(self.outputs)) or itemsize
         return self.joined * self.out_frame * value_bytes
 
-    def held_bytes(self, itemsize: int) -> int:
-        """Return the bytes of the held frames of another window, in the network's dtype."""
-        return (self.held_frames or 0) * self.out_frame * itemsize
-
     @property
     def format(self) -> FrameFormat | None:
         """Format of the frames that a decode yields. `None` means floats in the network's dtype."""
@@ -247,12 +237,7 @@ class Clip:
     @property
     def cell(self) -> int:
         """Number of input positions per unit of `chunk`. Chunks of audio count latents, even for an encode."""
-        return self.scale.time if self.spec.clip.chunks and not self.is_decode else 1
-
-    def default_chunk(self) -> int:
-        if self.spec.clip.chunks:
-            return 1
-        return _DECODE_CHUNK if self.is_decode else self.scale.time * max(1, _ENCODE_CHUNK // self.scale.time)
+        return self.spec.scale.time if self.spec.clip.chunks and not self.is_decode else 1
 
     def pieces(self, length: int, chunk: int) -> tuple[int, ...]:
         """Return the lengths of the input pieces. The first piece of an encode has one more frame.

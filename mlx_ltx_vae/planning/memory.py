@@ -7,7 +7,7 @@ consumed yet, and the work of the layer that runs. The peak is the largest such 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from ..backend.machine import FLOAT32_BYTES, Backend, Machine
 from ..networks.specs import LayerSpec, NetworkSpec, Step
@@ -126,27 +126,6 @@ def largest_layer(spec: NetworkSpec, grid: Grid, batch: int) -> int:
     return batch * max(entering, spec.out_channels * math.prod(spec.out_grid(grid)))
 
 
-def exceeded_limit(
-    spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: Sequence[int], limit: int
-) -> int | None:
-    """Return the limit in elements that a layer's input with its cache, or its output, exceeds in a step.
-
-    It is `limit`, or a smaller limit of a layer for its input. Returns `None` if no limit is exceeded.
-    """
-    for (layer, extents), step in zip(spec.walk(grid), steps, strict=True):
-        position = batch * position_elements(layer, extents, axis)
-        length = min(step, extents[axis.grid])
-        output_size = (
-            length * position * layer.out_channels * math.prod(layer.up) // (layer.in_channels * math.prod(layer.down))
-        )
-        input_limit = min(limit, layer.max_view or limit)
-        if (length + layer.window(axis).cached) * position > input_limit:
-            return input_limit
-        if output_size > limit:
-            return limit
-    return None
-
-
 def make_steps(spec: NetworkSpec, grid: Grid, axis: Axis, positions: int, limit: int) -> tuple[int, ...]:
     """Return each layer's number of positions along `axis` per step, for an input (T, H, W).
 
@@ -218,22 +197,12 @@ def _occupied(layers: Sequence[LayerSpec], axis: Axis, length: int) -> Iterator[
     Layers before a flushed one are empty, so a clip shorter than the network's delay never occupies all layers.
     """
     lengths = list(accumulate(layers, lambda length, layer: layer.num_outputs(axis, length), initial=length))
-    yield 0, _reached(layers, axis, 0, lengths)
-    for first in range(len(layers)):
-        yield first, _reached(layers, axis, first + 1, lengths)
-
-
-def _reached(layers: Sequence[LayerSpec], axis: Axis, first: int, lengths: Sequence[int]) -> int:
-    """Return the end of the layers that have received any position, when layer `first` has received all.
-
-    `lengths` has the number of positions of each layer's whole input, and of the output.
-    """
-    received = lengths[first]
-    for index in range(first, len(layers)):
-        if not received:
-            return index
-        received = min(layers[index].ready(axis, received), lengths[index + 1])
-    return len(layers)
+    for first, end in [(0, 0), *pairwise(range(len(layers) + 1))]:
+        received = lengths[end]  # the whole input of this layer, and then what the ones after it have received
+        while received and end < len(layers):
+            received = min(layers[end].ready(axis, received), lengths[end + 1])
+            end += 1
+        yield first, end
 
 
 def replace_extent(grid: Grid, axis: Axis, extent: int) -> Grid:

@@ -305,15 +305,8 @@ def _work(plan: Plan) -> str:
 def _memory(memory: Memory) -> str:
     """Return the total and its parts in one unit, rounded so that the parts add up to the total."""
     unit, name, digits = byte_unit(memory.total)
-    parts = {
-        "weights": memory.weights,
-        "inputs": memory.inputs,
-        "caches": memory.caches,
-        "work": memory.work,
-        "result": memory.result,
-        "audio": memory.audio,
-        "MLX's buffer cache": memory.buffer_cache,
-    }
+    parts = {name: getattr(memory, name) for name in ("weights", "inputs", "caches", "work", "result", "audio")}
+    parts["MLX's buffer cache"] = memory.buffer_cache
     scale = 10**digits
     rounded = {part: round(size / unit * scale) for part, size in parts.items()}
     breakdown = ", ".join(f"{part} {size / scale:.{digits}f}" for part, size in rounded.items() if parts[part])

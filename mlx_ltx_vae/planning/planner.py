@@ -21,12 +21,12 @@ from .memory import (
     FRAMES_PER_CONVERSION,
     Memory,
     StreamRun,
-    exceeded_limit,
     is_cache_tight,
     largest_layer,
     layer_pieces,
     make_steps,
     paces,
+    position_elements,
     stream_memory,
     with_buffer_cache,
 )
@@ -56,6 +56,7 @@ _STEP_MULTIPLY_ADDS = 16 * 10**11
 
 _READ_COPIES = 2.1  # of frames from the disk: the frames read, the previous ones that the caller holds, small arrays
 _LEVEL_BYTES = 2
+_ENCODE_CHUNK = 8  # frames, rounded to a multiple of the time scale
 
 
 def plan_decode(
@@ -295,7 +296,9 @@ class _Planner:
         for candidate in streamable:
             yield self._exact(candidate)
         if mode is None and order is None and self._options.chunk is None and self._spec.clip.unit == "frame":
-            yield from self._last_resort()
+            for tiling in last_resort_tilings(self._clip):
+                with suppress(TilingError):  # where the last tile would be too short
+                    yield iter(list(self._tiled(tiling)))
 
     def _single(self) -> Plan:
         clip = self._clip
@@ -324,15 +327,30 @@ class _Planner:
             yield self._plan(order, chunk, self._stream_memory(run, chunk), run, step=step)
 
     def _exceeds(self, spec: NetworkSpec, grid: Grid, axis: Axis, batch: int, steps: tuple[int, ...]) -> bool:
-        exceeded = exceeded_limit(spec, grid, axis, batch, steps, self._limit)
-        self._exceeded = exceeded or self._exceeded
-        return bool(exceeded)
+        """Return whether a layer's input with its cache, or its output, has too many elements in a step.
+
+        The limit is that of all plans, or a smaller one of a layer for its input.
+        """
+        for (layer, extents), step in zip(spec.walk(grid), steps, strict=True):
+            position = batch * position_elements(layer, extents, axis)
+            length = min(step, extents[axis.grid])
+            growth = layer.out_channels * math.prod(layer.up), layer.in_channels * math.prod(layer.down)
+            input_limit = min(self._limit, layer.max_view or self._limit)
+            if (length + layer.window(axis).cached) * position > input_limit:
+                self._exceeded = input_limit
+                return True
+            if length * position * growth[0] // growth[1] > self._limit:
+                self._exceeded = self._limit
+                return True
+        return False
 
     def _paces(self, axis: Axis) -> Iterable[tuple[int, int, int]]:
         """Return the possible steps, prefetches and chunks, the fastest first, each once."""
-        size, candidates = self._clip.default_chunk(), paces(self._spec, self._machine.backend, axis)
+        is_latent, factor = self._clip.is_decode or bool(self._spec.clip.chunks), self._spec.scale.time
+        size = 1 if is_latent else factor * max(1, _ENCODE_CHUNK // factor)  # 1 takes the least memory between layers
         return dict.fromkeys(
-            (step, prefetch, self._options.chunk or count * size) for step, prefetch, count in candidates
+            (step, prefetch, self._options.chunk or count * size)
+            for step, prefetch, count in paces(self._spec, self._machine.backend, axis)
         )
 
     def _steps(self, grid: Grid, axis: Axis, step: int, pieces: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -379,7 +397,7 @@ class _Planner:
             for batch in tile_batches(group, self._options.tile_batch_size)
         ]
         spans = layout.time.blended(is_decode=clip.is_decode)
-        at_once = clip.scale.time if layout.is_streamed else max(span.length for span in spans)
+        at_once = spec.scale.time if layout.is_streamed else max(span.length for span in spans)
         blended, axis = at_once * blended_frame(clip, layout), Axis.HEIGHT if spec.keyframes else Axis.TIME
         positions = sum(count * math.prod(clip.boxes(tile)[0]) for count, tile in calls)
         kinds = {call_kind(spec, layout, call): (call, tile_spec(spec, layout, call[1])) for call in calls}.values()
@@ -407,11 +425,6 @@ class _Planner:
                 plan = replace(plan, lookahead=latents_of(clip, sizes[0][0]), first_output_work=share)
             yield plan
 
-    def _last_resort(self) -> Iterator[Iterator[Plan]]:
-        for tiling in last_resort_tilings(self._clip):
-            with suppress(TilingError):  # where the last tile would be too short
-                yield iter(list(self._tiled(tiling)))
-
     def _multiply_adds(self, layout: TileLayout | None) -> int:
         """Return the multiply-adds of a run, of all tiles if there are some."""
         spec, clip = self._spec, self._clip
@@ -419,9 +432,7 @@ class _Planner:
             return clip.batch * spec.multiply_adds(clip.grid)
         work = spec.before_tiles().multiply_adds(clip.grid) if layout.start else 0
         for tiles in layout.groups():
-            sizes = [tile.run_size(spec.keyframes, is_decode=clip.is_decode) for tile in tiles]
-            specs = [tile_spec(spec, layout, tile) for tile in tiles]
-            work += sum(tile.multiply_adds(size) for tile, size in zip(specs, sizes, strict=True))
+            work += sum(tile_spec(spec, layout, tile).multiply_adds(clip.boxes(tile)[0]) for tile in tiles)
         return clip.batch * work
 
     def _with_all_memory(self, memory: Memory) -> Memory:
@@ -437,7 +448,8 @@ class _Planner:
         work = memory.work if self._clip.is_decode else max(memory.work, result - memory.caches)
         weights = memory.weights if self._clip.weight_bytes is None else self._clip.weight_bytes
         audio = self._least_audio.memory.active if self._least_audio else 0
-        inputs = memory.inputs + self._clip.held_bytes(self._machine.itemsize) + self._options.input_bytes
+        held = (self._clip.held_frames or 0) * self._clip.out_frame * self._machine.itemsize
+        inputs = memory.inputs + held + self._options.input_bytes
         return replace(memory, weights=weights, inputs=inputs, work=work, result=result, audio=audio)
 
     def _plan(

@@ -28,7 +28,7 @@ def make_layout(clip: Clip, tiling: TilingConfig) -> TileLayout:
         added = [spec.added(axis, grid[axis.grid]) for axis in Axis]
         layout = TileLayout.behind(tiling, grid, tiled_grid(clip), rules, scales, added)
     else:
-        layout = TileLayout.make(tiling, grid, clip.scale, spec.first_frames if clip.is_decode else 1)
+        layout = TileLayout.make(tiling, grid, spec.scale, spec.first_frames if clip.is_decode else 1)
         if clip.is_decode:
             _check_windows(spec, layout)
     if not clip.has_all_latents and len(layout.time.latent) > 1:
@@ -47,7 +47,7 @@ def last_resort_tilings(clip: Clip) -> Iterator[TilingConfig]:
     rules, scale = clip.spec.tiles, _tile_scale(clip.spec)
     frames, *least = (cells * factor for cells, factor in zip(rules.overlap, scale, strict=True))
     time = TemporalTilingConfig(2 * frames, frames) if rules.start and clip.has_all_latents else None
-    factors = clip.scale[1:]
+    factors = clip.spec.scale[1:]
     overlaps = [max(_LAST_RESORT_OVERLAP * factor, enough) for factor, enough in zip(factors, least, strict=True)]
     for cells in _LAST_RESORT_TILES:
         sides = [(cells * factor, overlap) for factor, overlap in zip(factors, overlaps, strict=True)]

@@ -113,11 +113,6 @@ class Tile(NamedTuple):
     pixels: TileBox
 
     @property
-    def latent_size(self) -> Grid:
-        time, height, width = self.latent
-        return time.length, height.length, width.length
-
-    @property
     def output_size(self) -> Grid:
         time, height, width = self.pixels
         return time.length, height.length, width.length
@@ -133,13 +128,12 @@ class Tile(NamedTuple):
 
     def input_size(self, keyframes: Sequence[int]) -> Grid:
         """Return the size (T, H, W) of the tile's input, with its keyframe planes."""
-        frames, height, width = self.latent_size
-        return frames + len(self.planes(keyframes)), height, width
+        time, height, width = self.latent
+        return time.length + len(self.planes(keyframes)), height.length, width.length
 
     def run_size(self, keyframes: Sequence[int], *, is_decode: bool) -> Grid:
         """Return the size (T, H, W) of what the network gets for this tile: latents, or the frames of an encode."""
-        time, rows, columns = self.pixels
-        return self.input_size(keyframes) if is_decode else (time.length, rows.length, columns.length)
+        return self.input_size(keyframes) if is_decode else self.output_size
 
 
 @dataclass(frozen=True)
