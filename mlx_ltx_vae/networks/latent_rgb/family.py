@@ -12,9 +12,9 @@ from ...streaming.context import Stage, StreamContext, pointwise
 from ..base import CheckpointParts, Configuration, Decoder, Family, Network, NetworkTensors, Statistics
 from ..layers import add_weights, interleave
 from ..specs import LayerSpec, NetworkSpec, Shapes
-from ..stored import Key, grid, is_number, read_config, word
+from ..stored import WORD, Key, grid, is_number, read_config
 
-_KEYS = {"scale": grid(1024, DEFAULT_SCALE), "vae": word(), "psnr": Key(is_number, "expected a number")}
+_KEYS = {"scale": grid(1024, DEFAULT_SCALE), "vae": WORD, "psnr": Key(is_number, "expected a number")}
 
 
 @dataclass(frozen=True)

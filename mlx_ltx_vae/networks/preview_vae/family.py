@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import CheckpointError
 from ..base import NETWORKS, CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
 from ..specs import Shapes
-from ..stored import only, read_config, whole, word
+from ..stored import WORD, only, read_config, whole
 from .config import (
     ENCODER_WIDTH,
     LEVELS,
@@ -25,7 +25,7 @@ from .config import (
 from .networks import PreviewDecoder, PreviewEncoder
 
 _CLASS = "TAEHV"
-_KEYS = {"_class_name": only(_CLASS), "generation": word(), "latent_channels": whole(4096, LTX_CHANNELS)}
+_KEYS = {"_class_name": only(_CLASS), "generation": WORD, "latent_channels": whole(4096, LTX_CHANNELS)}
 #: Two files with equal shapes, which their names tell apart.
 _NAMES = ("taeltx2_3", "taeltx_2")
 _UNKNOWN = "taeltx_2 or taeltx2_3"

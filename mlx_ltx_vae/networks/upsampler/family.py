@@ -17,7 +17,7 @@ from ..convolution.conv3d import Conv3d
 from ..layers import add_weights, depth_to_space_order, extend, group_norm, interleave, silu
 from ..preview_vae.config import FrameLayerSpec
 from ..specs import ConvSpec, LayerSpec, PaddingMode, Shapes
-from ..stored import anything, choice, flag, read_config, whole
+from ..stored import ANYTHING, choice, flag, read_config, whole
 from .config import GROUPS, GroupNormSpec, UpsamplerConfig, upsampler_spec
 
 _EPS = 1e-5
@@ -85,7 +85,7 @@ _STEMS = ("initial_conv", "initial_norm", "res_blocks", "upsampler", "post_upsam
 _RATIOS = {0.75: (3, 4), 1.5: (3, 2), 2.0: (2, 1), 4.0: (4, 1)}
 # What is missing is read off the tensors. diffusers has other names for the options of the resampler, and null.
 _KEYS = {
-    "_class_name": anything(),
+    "_class_name": ANYTHING,
     "in_channels": whole(2**14),
     "mid_channels": whole(2**16),
     "num_blocks_per_stage": whole(256),

@@ -12,7 +12,7 @@ from ...errors import CheckpointError, quote, warn
 from ...shapes import Axis, Scaled, ScaleFactors, WindowSpec
 from ..convolution.rules import ConvRule, choose
 from ..specs import Activation, ConvSpec, LayerSpec, NetworkSpec, PaddingMode, Shapes
-from ..stored import Key, anything, choice, flag, listing, only, read_config, whole
+from ..stored import ANYTHING, Key, choice, flag, listing, only, read_config, whole
 from .block_types import (
     ENCODER_BLOCKS,
     STEMS,
@@ -42,7 +42,8 @@ def _is_block(value: Any) -> bool:
 
 
 _BLOCKS = listing(_is_block, _MAX_BLOCKS, f"1 to {_MAX_BLOCKS} blocks, each [name, options]")
-_KEYS: dict[str, Key] = {
+#: Keys of a configuration of the original.
+KEYS: dict[str, Key] = {
     "_class_name": only(CLASS_NAME),
     "dims": only(3),
     "in_channels": only(3),
@@ -70,7 +71,7 @@ _KEYS: dict[str, Key] = {
             "norm_num_groups", "latents_mean", "latents_std", "ltx_variant", "condition_encoder_subdir",
             "spatial_compression_ratio", "temporal_compression_ratio", "double_z", "latent_log_var_value",
         ),
-        anything(),
+        ANYTHING,
     ),
 }  # fmt: skip
 
@@ -217,18 +218,13 @@ def _structure(blocks: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def check_config(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the values of a configuration, with defaults. Refuse keys and values that are not supported."""
-    return read_config(raw, _KEYS, f"{source}: its configuration")
-
-
 def parse_vae_config(raw: Mapping[str, Any], source: str, shapes: Mapping[str, Shapes] | None = None) -> VAEConfig:
     """Parse the `vae` entry of a checkpoint's metadata, and fill in missing values.
 
     The `shapes` of stored weights, by network, decide the widths, and must agree with the configuration. Raises a
     `CheckpointError` for a key or a value that is not supported, since it could change the result.
     """
-    values = check_config(raw, source)
+    values = read_config(raw, KEYS, f"{source}: its configuration")
     lists = {name: values[f"{name}_blocks"] or values["blocks"] for name in ("encoder", "decoder")}
     if not any(lists.values()):
         raise CheckpointError(f"{source}: its configuration lists no encoder_blocks and decoder_blocks (or blocks).")

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from ...errors import CheckpointError, excerpt
 from ...shapes import Shape
 from ..specs import Shapes
-from ..stored import anything, only, read_config
+from ..stored import ANYTHING, only, read_config
 from .block_types import DECODER_BLOCKS, STEMS, UPSAMPLE
 from .config import CLASS_NAME, GENERATIONS
 
@@ -183,7 +183,7 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
             f"{source}: its class {excerpt(class_name)} is not supported; use an {_LTX_VIDEO} or {_LTX_2}."
         )
     defaults = _SHARED_DEFAULTS | _DEFAULTS[class_name]
-    keys = {name: anything(value) for name, value in defaults.items()}
+    keys = {name: ANYTHING._replace(default=value) for name, value in defaults.items()}
     return read_config(raw, keys | _FIXED, f"{source}: its config.json")
 
 
@@ -283,10 +283,10 @@ class _PrunedPart(NamedTuple):
 
 def read_pruned_decoder(shapes: Shapes) -> PrunedDecoder | None:
     """Read a decoder from its tensors' channels-last shapes. Returns `None` if it is not a pruned one of LTX-2.3."""
-    blocks = _join_layers(_read_parts(shapes))
     conv_out = shapes.get("conv_out.conv.weight", ())
-    if all(part.is_upsampler or part.is_layer for part, *_ in blocks) or len(conv_out) != 5:
+    if len(conv_out) != 5 or not any(".conv_shortcut." in name for name in shapes):  # no projection
         return None
+    blocks = _join_layers(_read_parts(shapes))
     widths = [*(part.weight[-1] for part, *_ in blocks), conv_out[-1]]
     if min(widths) < 1:
         return None
