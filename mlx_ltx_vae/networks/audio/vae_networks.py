@@ -1,7 +1,9 @@
 """Modules of the audio VAE. Checkpoint names are those in the original files."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,19 +21,11 @@ from ..convolution.conv3d import PreparedModule
 from ..layers import add_weights, group_norm, pixel_norm, silu
 from ..specs import LayerSpec
 from .config import AudioVAEConfig
-from .specs import (
-    GROUPS,
-    ClipAttentionSpec,
-    Conv2DSpec,
-    NetworkPart,
-    decoder_parts,
-    decoder_spec,
-    encoder_parts,
-    encoder_spec,
-)
+from .specs import GROUPS, ClipAttentionSpec, Conv2DSpec, decoder_spec, encoder_spec
 from .spectrogram import resample, spectrogram
 
 _NORM_EPS = 1e-6
+_LAST_PART = re.compile(r"\.conv[12]?$")  # of the names of layers, which is no part of the path of their module
 
 
 def normalize(x: mx.array, norm: nn.Module | None) -> mx.array:
@@ -191,11 +185,18 @@ def _activate(x: mx.array, norm: nn.Module | None) -> mx.array:
     return silu(normalize(x, norm))
 
 
-def _add_modules(network: Network, parts: Sequence[NetworkPart]) -> None:
-    """Add the modules of the parts at their paths, and the weights of the last norm, which is in no part."""
-    for name, modules in tree_unflatten([(part.path, _make(*part.layers)) for part in parts]).items():
-        network[name] = modules
+def _add_modules(network: Network) -> list[str]:
+    """Add the modules of the layers at their paths, and the weights of the last norm. Return the paths, in order.
+
+    A module has one layer, or two if it is a residual block.
+    """
+    layers = [layer for layer in network.spec.layers if layer.name not in ("unpack", "pack")]
+    groups = groupby(layers, lambda layer: _LAST_PART.sub("", layer.name))
+    modules = [(path, _make(*group)) for path, group in groups]
+    for name, children in tree_unflatten(modules).items():
+        network[name] = children
     add_weights(network, tuple(network.spec.weights.items()))
+    return [path for path, _ in modules]
 
 
 def _make(first: LayerSpec, second: LayerSpec | None = None) -> nn.Module:
@@ -207,8 +208,8 @@ def _make(first: LayerSpec, second: LayerSpec | None = None) -> nn.Module:
     return Upsample(first) if max(first.up) > 1 else Conv2DLayer(first)
 
 
-def _stages(network: Network, parts: Sequence[NetworkPart], context: StreamContext) -> list[Stage]:
-    *modules, conv_out = (network.at(part.path) for part in parts)
+def _stages(network: Network, paths: Sequence[str], context: StreamContext) -> list[Stage]:
+    *modules, conv_out = map(network.at, paths)
     stages = [stage for module in modules for stage in module.stages(context)]
     return stages + conv_out.stages(context, partial(_activate, norm=network.get("norm_out")))
 
@@ -223,7 +224,7 @@ class MelDecoder(Decoder):
     def __init__(self, config: AudioVAEConfig, statistics: Statistics) -> None:
         super().__init__(decoder_spec(config), statistics)
         self._config = config
-        _add_modules(self, decoder_parts(config))
+        self._paths = _add_modules(self)
 
     def stages(self, context: StreamContext) -> list[Stage]:
         config, spec = self._config, self.spec.layers[-1]
@@ -239,7 +240,7 @@ class MelDecoder(Decoder):
                 x = x.transpose(0, 1, 4, 2, 3).reshape(*x.shape[:2], 1, 1, -1)
             return trim.push(x, last)
 
-        return [pointwise(unpack), *_stages(self, decoder_parts(config), context), Stage(pack, trim)]
+        return [pointwise(unpack), *_stages(self, self._paths, context), Stage(pack, trim)]
 
 
 class MelEncoder(AudioEncoder):
@@ -251,7 +252,7 @@ class MelEncoder(AudioEncoder):
     def __init__(self, config: AudioVAEConfig, statistics: Statistics) -> None:
         super().__init__(encoder_spec(config), statistics)
         self._config = config
-        _add_modules(self, encoder_parts(config))
+        self._paths = _add_modules(self)
 
     def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int = 256) -> Iterator[mx.array]:
         mel = self._config.mel
@@ -265,4 +266,4 @@ class MelEncoder(AudioEncoder):
             means = x[..., :channels].transpose(0, 1, 4, 2, 3)
             return means.reshape(*x.shape[:2], 1, 1, -1)
 
-        return [*_stages(self, encoder_parts(self._config), context), pointwise(pack)]
+        return [*_stages(self, self._paths, context), pointwise(pack)]
