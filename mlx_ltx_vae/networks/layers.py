@@ -207,19 +207,12 @@ class CausalConv3d(nn.Module):
         self.conv = Conv3d(spec.in_channels, stored_channels, stride=spec.conv_stride, order=order, rule=spec.rule)
         self.spec = spec
 
-    def operands(self, modulation: Modulation | None) -> mx.Dtype:
-        """Return the dtype in which it takes its input, which follows a norm with this modulation."""
-        return self.conv.operands(lambda: norm_bound(self.spec.in_channels, modulation))
-
     def activation(self, modulation: Modulation | None) -> InputActivation:
-        """Return the norm, this modulation and SiLU, which returns the dtype of `operands`."""
-        dtype = self.operands(modulation)
+        """Return the norm, this modulation and SiLU, which returns the dtype of `Conv3d.operands`."""
+        dtype = self.conv.operands(lambda: norm_bound(self.spec.in_channels, modulation))
         if modulation is None and self.conv.takes_activation(dtype):
             return InputActivation(pixel_norm, partial(silu, dtype=dtype))
         return InputActivation(partial(activate, modulation=modulation, dtype=dtype), None)
-
-    def window(self, context: StreamContext) -> Window:
-        return make_window(self.spec, context)
 
     def __call__(
         self,
@@ -237,7 +230,7 @@ class CausalConv3d(nn.Module):
         return self.conv(frames, conv_padding, skip, activation)
 
     def stages(self, context: StreamContext, *, modulation: Modulation | None = None) -> list[Stage]:
-        window, enter, join = self.window(context), None, None
+        window, enter, join = make_window(self.spec, context), None, None
         if self.spec.activation is not Activation.NONE:
             enter, join = self.activation(modulation)
 
@@ -373,7 +366,7 @@ class DepthToSpaceUpsample(nn.Module):
                 result = result[:, spec.trim :]
             return result
 
-        return [windowed(self.conv.window(context), compute)]
+        return [windowed(make_window(spec, context), compute)]
 
 
 class SpaceToDepthDownsample(nn.Module):
@@ -399,7 +392,7 @@ class SpaceToDepthDownsample(nn.Module):
             skip = skip.reshape(*skip.shape[:-1], spec.out_channels, -1).astype(mx.float32).mean(axis=-1)
             return result + skip.astype(result.dtype)
 
-        return [windowed(self.conv.window(context), compute)]
+        return [windowed(make_window(spec, context), compute)]
 
 
 def add_weights(module: nn.Module, weights: Weights, path: str = "") -> None:
@@ -467,7 +460,7 @@ class ResnetBlock(nn.Module):
         modulations: Sequence[Modulation | None] = (None, None)
         if embedding is not None:
             modulations = read_modulations(self.scale_shift_table, embedding)
-        window1, window2 = self.conv1.window(context), self.conv2.window(context)
+        window1, window2 = (make_window(conv.spec, context) for conv in (self.conv1, self.conv2))
         (enter1, join1), (enter2, join2) = map(CausalConv3d.activation, (self.conv1, self.conv2), modulations)
         # The first convolution caches its input before the norm, so the skip needs no separate copy.
         skip = Delay(context.axis, window1)

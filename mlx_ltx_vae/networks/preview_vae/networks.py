@@ -1,6 +1,7 @@
 """Tiny decoder and encoder, and their layers, each written for a stream. Arrays are (B, T, H, W, C)."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -37,15 +38,17 @@ _LIMIT = 3  # latents are squashed to (-3, 3)
 class FrameConv(Conv2d):
     """Convolution with its window: one stage. Checkpoint keys: `weight`, `bias` if it has one."""
 
-    def __init__(self, spec: FrameLayerSpec, order: Sequence[int] | None = None) -> None:
+    def __init__(self, spec: FrameLayerSpec) -> None:
         (_, shape), *bias = spec.weights
+        # Channels that become positions, (c, time, rows, columns) in checkpoints, are ordered for `interleave`.
+        is_rearranged = math.prod(spec.up) > 1 and not spec.is_upsampled
         super().__init__(
             shape,
             has_bias=len(bias) > 0,
             groups=spec.groups,
             stride=spec.down[1],
             is_upsampled=spec.is_upsampled,
-            order=order,
+            order=depth_to_space_order(shape[0], spec.up) if is_rearranged else None,
         )
         self.spec = spec
 
@@ -57,12 +60,18 @@ class FrameConv(Conv2d):
         return self(frames, (padding[0], padding[1]), upsamples=upsamples)
 
     def stages(
-        self, context: StreamContext, *, enter: Pointwise | None = None, leave: Pointwise, upsamples: bool = True
+        self,
+        context: StreamContext,
+        *,
+        enter: Pointwise | None = None,
+        leave: Pointwise | None = None,
+        upsamples: bool = True,
     ) -> list[Stage]:
         """Return one stage. `enter` is applied to the input before it is cached, `leave` to the result in float32."""
 
         def compute(view: View) -> mx.array:
-            return leave(self.convolve(view, context, upsamples=upsamples)).astype(self.dtype)
+            result = self.convolve(view, context, upsamples=upsamples)
+            return (result if leave is None else leave(result)).astype(self.dtype)
 
         return [windowed(make_window(self.spec, context), compute, enter=enter)]
 
@@ -217,7 +226,7 @@ class PreviewDecoder(Decoder):
         super().__init__(decoder_spec(config))
         specs = {layer.name: cast(FrameLayerSpec, layer) for layer in self.spec.layers}
         block = MemoryBlock if config.group_width is None else GroupedMemoryBlock
-        kinds: dict[int, Callable[..., nn.Module]] = {1: FrameConv, LEVELS[-1] + 7: _to_colors}
+        kinds: dict[int, Callable[..., nn.Module]] = {1: FrameConv, LEVELS[-1] + 7: FrameConv}
         for start in LEVELS:
             kinds |= dict.fromkeys(range(start, start + BLOCKS), block)
             kinds |= {start + 4: Growth, start + 5: FrameConv}
@@ -239,7 +248,7 @@ class PreviewDecoder(Decoder):
                 stages += layer.stages(context, grows=spec.up[0] == 2, trim=spec.trim)
             elif isinstance(spec, FrameLayerSpec):
                 enter = {1: _squash, len(self.layers) - 1: relu}.get(index)
-                leave = {1: relu, len(self.layers) - 1: _to_pixels}.get(index, _same)
+                leave = {1: relu, len(self.layers) - 1: _to_pixels}.get(index)
                 stages += layer.stages(context, enter=enter, leave=leave, upsamples=spec.is_upsampled)
         return stages
 
@@ -264,7 +273,7 @@ class PreviewEncoder(Encoder):
         stages = [whole_groups(context), pointwise(_from_pixels)]
         for index, layer in enumerate(self.layers):
             if isinstance(layer, FrameConv):
-                stages += layer.stages(context, leave=relu if index == 0 else _same)
+                stages += layer.stages(context, leave=relu if index == 0 else None)
             elif isinstance(layer, (MemoryBlock, Pool)):
                 stages += layer.stages(context)
         return stages
@@ -285,18 +294,9 @@ def _make_layers(kinds: Mapping[int, Callable[..., nn.Module]], specs: dict[str,
     return layers
 
 
-def _to_colors(spec: FrameLayerSpec) -> FrameConv:
-    """Return the last convolution, with the checkpoint's channels (c, rows, columns) reordered for `interleave`."""
-    return FrameConv(spec, depth_to_space_order(spec.weights[0][1][0], (1, PATCH, PATCH)))
-
-
 def _squash(x: mx.array) -> mx.array:
     wide = x.astype(mx.float32)
     return (_LIMIT * mx.tanh(wide / _LIMIT)).astype(x.dtype)
-
-
-def _same(x: mx.array) -> mx.array:
-    return x
 
 
 def _to_pixels(x: mx.array) -> mx.array:
