@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -73,12 +74,14 @@ class LatentNoise(NamedTuple):
 class KeyedNoise:
     """Noise `mx.random.normal(shape, dtype, key=key)` of a picture (B, 3, T, H, W), computed in parts.
 
-    It replaces an array, which would take as much memory as the video.
+    It replaces an array, which would take as much memory as the video. It is sliced like the volume (B, T, H, W, C) of
+    its patches.
     """
 
     key: mx.array
     shape: Shape
     dtype: mx.Dtype = mx.float32
+    patch_size: int = 1
 
     @property
     def ndim(self) -> int:
@@ -104,18 +107,10 @@ class KeyedNoise:
         values = _keyed_normal(key[0], key[1], x0.astype(mx.uint32), x1.astype(mx.uint32), is_second, scale)
         return values.transpose(0, 2, 3, 4, 1)
 
-
-@dataclass(frozen=True)
-class _KeyedPatches:
-    """Volume (B, T, H, W, C) of the patches of a `KeyedNoise`. It is sliced like an array."""
-
-    noise: KeyedNoise
-    side: int
-
     def __getitem__(self, box: tuple[slice, slice, slice, slice]) -> mx.array:
         _, time, *extents = box
-        rows, columns = (slice(extent.start * self.side, extent.stop * self.side) for extent in extents)
-        return patchify(self.noise.part(time, rows, columns), self.side)
+        rows, columns = (slice(extent.start * self.patch_size, extent.stop * self.patch_size) for extent in extents)
+        return patchify(self.part(time, rows, columns), self.patch_size)
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,7 @@ class NoiseVolume:
     rate: Rate  # positions of the layer's output per frame, row and column of the video
     # Noise from the caller, (B, T, H, W, C), by its origin: of the whole video, or of each tile. If there is none, the
     # noise is computed.
-    values: Mapping[Grid, mx.array | _KeyedPatches] = field(default_factory=dict)
+    values: Mapping[Grid, mx.array | KeyedNoise] = field(default_factory=dict)
 
     def __call__(self, origins: Sequence[Grid], start: Grid, size: Grid, planes: Sequence[int] = ()) -> mx.array:
         """Return the noise of `size` positions from `start` on, or of these keyframe `planes` instead of frames."""
@@ -244,8 +239,8 @@ def draw(
     maps = {name: mx.zeros(size) for name, size in shapes.items() if name not in volumes}
     latents: Callable[[LatentBox], mx.array] | None = None
     if noise is None:
-        keys = _keys(seed, _MAPS, _MAPS + len(maps))
-        maps = {name: mx.random.normal(zeros.shape, key=keys[i]) for i, (name, zeros) in enumerate(maps.items())}
+        keys = (mx.array(np.array([seed, index], np.uint32)) for index in count(_MAPS))
+        maps = {name: mx.random.normal(zeros.shape, key=next(keys)) for name, zeros in maps.items()}
         volumes = {name: replace(volume, seed=seed + i) for i, (name, volume) in enumerate(volumes.items())}
         latents = partial(_draw_latents, seed, shape)
     elif isinstance(noise, Sequence) and not isinstance(noise, str):
@@ -310,7 +305,7 @@ def _read_arrays(
     shape: LatentShape,
     layer_shapes: Sequence[tuple[str, Grid, Shape]],
     noise: Sequence[mx.array | np.ndarray | KeyedNoise],
-) -> tuple[mx.array | None, dict[str, dict[Grid, mx.array | _KeyedPatches]]]:
+) -> tuple[mx.array | None, dict[str, dict[Grid, mx.array | KeyedNoise]]]:
     """Return the latent noise, and maps and volumes (B, T, H, W, C) by their layer and origin.
 
     The latent noise is `None` if the network takes none.
@@ -322,10 +317,10 @@ def _read_arrays(
     latent_shapes: list[tuple[Shape, Shape | None]] = [(tuple(shape), None)] * spec.has_latent_noise
     _check_shapes([array.shape for array in arrays], latent_shapes + list(zip(sizes, pictures, strict=True)))
     latent_noise = cast(mx.array, arrays.pop(0)).astype(mx.float32) if spec.has_latent_noise else None
-    layer_noise: dict[str, dict[Grid, mx.array | _KeyedPatches]] = {}
+    layer_noise: dict[str, dict[Grid, mx.array | KeyedNoise]] = {}
     for (name, origin, _), picture, array in zip(layer_shapes, pictures, arrays, strict=True):
         if isinstance(array, KeyedNoise):
-            layer_noise.setdefault(name, {})[origin] = _KeyedPatches(array, spec.patch_size or 1)
+            layer_noise.setdefault(name, {})[origin] = replace(array, patch_size=spec.patch_size or 1)
             continue
         values = array if array.ndim == 2 else array.astype(mx.float32).transpose(0, 2, 3, 4, 1)
         values = patchify(values, spec.patch_size or 1) if array.shape == picture else values
@@ -404,9 +399,3 @@ def frame_noise(seed: int, index: mx.array, shape: LatentShape) -> mx.array:
     """Return the noise (C, H, W) float32 of one frame of latents of this shape, whose number is a uint32 `index`."""
     key = mx.stack([mx.array(seed, dtype=mx.uint32), index])
     return mx.random.normal((shape.channels, shape.height, shape.width), key=key)
-
-
-def _keys(seed: int, start: int, stop: int) -> mx.array:
-    """Return random keys (n, 2), different for each pair of a seed and an index from `start` to `stop`."""
-    indices = mx.array(np.arange(start, stop, dtype=np.uint32))  # mx.arange before 0.32 takes no start of 2^31
-    return mx.stack([mx.full(indices.shape, seed, dtype=mx.uint32), indices], axis=1)
