@@ -366,15 +366,10 @@ def generator_layers(config: GeneratorConfig, prefix: str) -> tuple[LayerSpec, .
     return (*layers, post)
 
 
-def generator_spec(config: GeneratorConfig) -> NetworkSpec:
-    """Return the spec of a vocoder that is one generator."""
-    return NetworkSpec(generator_layers(config, ""), stream_axes=(Axis.TIME,))
-
-
 def vocoder_spec(config: VocoderConfig) -> NetworkSpec:
     """Return the vocoder from spectrograms (B, T, 1, 1, 2 * bins), channel by channel, to samples (B, T', 1, 1, 2)."""
     if config.extension is None:
-        return generator_spec(config.generator)
+        return NetworkSpec(generator_layers(config.generator, ""), stream_axes=(Axis.TIME,))
     first = generator_layers(config.generator, "vocoder.")
     second = generator_layers(config.extension.generator, "bwe_generator.")
     enter, leave = extension_layers(config.extension, second)

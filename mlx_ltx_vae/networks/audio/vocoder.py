@@ -21,7 +21,7 @@ from ...streaming.window import Delay, View, Window, windowed
 from ..base import Network
 from ..convolution.conv3d import PreparedModule
 from ..layers import add_weights, extend
-from ..specs import LayerSpec
+from ..specs import LayerSpec, NetworkSpec
 from .config import End, ExtensionConfig, GeneratorConfig, VocoderConfig
 from .specs import (
     FILTER_BLOCK,
@@ -30,7 +30,7 @@ from .specs import (
     BranchesSpec,
     SignalSpec,
     TransposedSpec,
-    generator_spec,
+    generator_layers,
     vocoder_spec,
 )
 
@@ -345,7 +345,7 @@ class Generator(Network):
     dtype = mx.float32
 
     def __init__(self, config: GeneratorConfig) -> None:
-        super().__init__(generator_spec(config))
+        super().__init__(NetworkSpec(generator_layers(config, ""), stream_axes=(Axis.TIME,)))
         first, *middle, last = self.spec.layers
         antialiased = config.is_antialiased
         self.conv_pre = Conv1d(cast(SignalSpec, first))

@@ -170,16 +170,12 @@ class VAEConfig(Scaled):
         scale = "x".join(map(str, self.scale))
         return f"VAEConfig({self.generation}, {self.latent_channels} latent channels, {scale} frames and pixels a cell)"
 
-    @property
-    def networks(self) -> dict[str, NetworkConfig]:
-        networks = {"encoder": self.encoder, "decoder": self.decoder}
-        return {name: network for name, network in networks.items() if network is not None}
-
     def network(self, name: str) -> NetworkConfig:
         """Return the encoder or the decoder, by its name. Raises a `CheckpointError` if there is none."""
-        if name not in self.networks:
+        network = self.encoder if name == "encoder" else self.decoder
+        if network is None:
             raise CheckpointError(f"the configuration has no {name}; use the configuration of a whole VAE.")
-        return self.networks[name]
+        return network
 
     @property
     def scale(self) -> ScaleFactors:

@@ -282,7 +282,8 @@ def _describe(config: VAEConfig) -> dict[str, Any]:
         "causal_decoder": config.causal_decoder,
         "timestep_conditioning": config.timestep_conditioning,
         **({"work_relative_to_ltx_2_3": _work_share(config)} if is_pruned else {}),
-        **{name: _describe_network(network) for name, network in config.networks.items()},
+        **({} if config.encoder is None else {"encoder": _describe_network(config.encoder)}),
+        **({} if config.decoder is None else {"decoder": _describe_network(config.decoder)}),
     }
 
 

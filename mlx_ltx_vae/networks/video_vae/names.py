@@ -21,7 +21,7 @@ is only read here if it has the upsamplers of LTX-2.3, and then it has LTX-2.3's
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, excerpt
@@ -286,7 +286,9 @@ def read_pruned_decoder(shapes: Shapes) -> PrunedDecoder | None:
     conv_out = shapes.get("conv_out.conv.weight", ())
     if len(conv_out) != 5 or not any(".conv_shortcut." in name for name in shapes):  # no projection
         return None
-    blocks = _join_layers(_read_parts(shapes))
+    # A block has all consecutive layers of a group, or one upsampler or projection.
+    groups = groupby(_read_parts(shapes), lambda part: part.group if part.is_layer else part)
+    blocks = [list(block) for _, block in groups]
     widths = [*(part.weight[-1] for part, *_ in blocks), conv_out[-1]]
     if min(widths) < 1:
         return None
@@ -318,17 +320,6 @@ def _read_parts(shapes: Shapes) -> list[_PrunedPart]:
             return []
         parts.append(_PrunedPart(group, tensors, weight))
     return parts
-
-
-def _join_layers(parts: Sequence[_PrunedPart]) -> list[list[_PrunedPart]]:
-    """Return the parts of each block: all consecutive layers of a group, or one upsampler or projection."""
-    blocks: list[list[_PrunedPart]] = []
-    for part in parts:
-        if part.is_layer and blocks and blocks[-1][0].is_layer and blocks[-1][0].group == part.group:
-            blocks[-1].append(part)
-        else:
-            blocks.append([part])
-    return blocks
 
 
 def _make_entry(block: Sequence[_PrunedPart], widths: tuple[int, int]) -> tuple[str, dict[str, Any]]:
