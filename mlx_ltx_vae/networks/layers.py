@@ -26,7 +26,17 @@ from ..shapes import Axis
 from ..streaming.context import Stage, StreamContext, pointwise
 from ..streaming.window import Delay, View, Window, windowed
 from .convolution.conv3d import Conv3d, Pointwise
-from .specs import Activation, ConvSpec, FrameAttentionSpec, LayerSpec, PaddingMode, Shapes, Stride, Weights
+from .specs import (
+    SINUSOID_CHANNELS,
+    Activation,
+    ConvSpec,
+    FrameAttentionSpec,
+    LayerSpec,
+    PaddingMode,
+    Shapes,
+    Stride,
+    Weights,
+)
 
 PIXEL_NORM_EPS = 1e-8
 _AXES = tuple(Axis)
@@ -35,7 +45,6 @@ _TERMS = 6  # of the series of an exponential, for arguments up to 1/4
 _HALVINGS = 4  # times that x is halved, so that few terms suffice
 _LAYER_NORM_EPS = 1e-6
 _NORM_EPS = 1e-12  # of the attention
-_SINUSOID_CHANNELS = 256
 _MAX_PERIOD = 10000.0
 _SCALES = ("weight", "gamma")  # vectors that multiply
 
@@ -422,9 +431,9 @@ def linear(shapes: Shapes, name: str) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=f"{name}.bias" in shapes)
 
 
-def sinusoid(timesteps: mx.array, channels: int) -> mx.array:
-    """Return the embedding (B, channels) of timesteps (B,) in float32: cosines, then sines."""
-    half = channels // 2
+def sinusoid(timesteps: mx.array) -> mx.array:
+    """Return the embedding (B, `SINUSOID_CHANNELS`) of timesteps (B,) in float32: cosines, then sines."""
+    half = SINUSOID_CHANNELS // 2
     frequencies = mx.exp(-math.log(_MAX_PERIOD) * mx.arange(half, dtype=mx.float32) / half)
     angles = timesteps.astype(mx.float32)[:, None] * frequencies[None]
     return mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)
@@ -437,7 +446,7 @@ class TimeEmbedder(nn.Module):
     """
 
     def __call__(self, timesteps: mx.array) -> mx.array:
-        x = self.timestep_embedder.linear_1(sinusoid(timesteps, _SINUSOID_CHANNELS))
+        x = self.timestep_embedder.linear_1(sinusoid(timesteps))
         return self.timestep_embedder.linear_2(x * mx.sigmoid(x)).astype(mx.float32)
 
 

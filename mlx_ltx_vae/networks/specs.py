@@ -34,6 +34,8 @@ from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 PLANES = ".keyframes"
 #: Latent frames of a long clip: more than any window has. The memory of a stream by time grows no further.
 LONG_CLIP = 64
+#: Channels of the sinusoid of a timestep or a noise level.
+SINUSOID_CHANNELS = 256
 #: The networks of a VAE.
 NETWORKS = ("encoder", "decoder")
 _MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second

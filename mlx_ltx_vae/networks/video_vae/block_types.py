@@ -9,6 +9,7 @@ from ...errors import CheckpointError, quote
 from ...shapes import Axis, WindowSpec
 from ..convolution.rules import ConvRule, choose
 from ..specs import (
+    SINUSOID_CHANNELS,
     Activation,
     ConvSpec,
     FrameAttentionSpec,
@@ -23,7 +24,6 @@ from ..stored import Key, flag, is_number, read_config, whole
 
 #: The size of every convolution.
 KERNEL = (3, 3, 3)
-_EMBEDDING = 256  # channels of the sinusoidal timestep embedding
 
 
 class NetworkOptions(NamedTuple):
@@ -100,7 +100,7 @@ def conv_layer(
 def embedder_weights(name: str, channels: int) -> Weights:
     """Return the weights of a time embedder with `channels` output channels."""
     path = f"{name}.timestep_embedder"
-    first = linear_weights(f"{path}.linear_1", _EMBEDDING, channels)
+    first = linear_weights(f"{path}.linear_1", SINUSOID_CHANNELS, channels)
     return first + linear_weights(f"{path}.linear_2", channels, channels)
 
 

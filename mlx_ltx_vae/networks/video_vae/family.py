@@ -26,7 +26,7 @@ from .config import (
     network_spec,
     parse_vae_config,
 )
-from .names import PrunedDecoder, has_diffusers_names, is_diffusers_config, read_diffusers_config, read_pruned_decoder
+from .names import PrunedDecoder, is_diffusers_config, read_diffusers_config, read_pruned_decoder
 from .networks import ConvDecoder, ConvEncoder
 
 # Prefixes of a network's names: in original files, in whole models of other programs, in packs of MLX ports (`_conv`,
@@ -121,7 +121,8 @@ def configure(config: Mapping[str, Any] | VAEConfig | None, parts: CheckpointPar
         if not isinstance(config, VAEConfig):
             config = _complete_pruned(config or {}, pruned, networks, source)
     for network, shapes in networks.items():
-        if network not in names and has_diffusers_names(shapes):
+        is_diffusers = any(name.startswith("mid_block.") or ".resnets." in name for name in shapes)
+        if network not in names and is_diffusers:
             if translation is None:
                 raise CheckpointError(
                     f"{source}: its tensors have the names of the diffusers library, so the config.json of that "

@@ -123,11 +123,6 @@ class DiffusersVAE(NamedTuple):
         return original_names
 
 
-def has_diffusers_names(names: Iterable[str]) -> bool:
-    """Return whether tensor names within a network are diffusers'."""
-    return any(name.startswith("mid_block.") or ".resnets." in name for name in names)
-
-
 def is_diffusers_config(raw: Mapping[str, Any]) -> bool:
     """Return whether a JSON object is the configuration of a diffusers autoencoder, supported or not."""
     return _class_name(raw).startswith(("AutoencoderKL", _DIFFUSION_DECODER))
