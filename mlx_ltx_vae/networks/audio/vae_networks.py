@@ -14,11 +14,11 @@ from ...backend.device import is_cpu
 from ...backend.mlx_utils import take
 from ...shapes import Axis
 from ...streaming.context import Stage, StreamContext, pointwise
-from ...streaming.window import Delay, Trim, View, Window, windowed
+from ...streaming.window import Delay, Trim, View, windowed
 from ..base import AudioEncoder, Decoder, Network, Statistics
 from ..convolution.conv2d import arrange, by_phases, by_taps
 from ..convolution.conv3d import PreparedModule
-from ..layers import add_weights, group_norm, pixel_norm, silu
+from ..layers import add_weights, group_norm, make_window, pixel_norm, silu
 from ..specs import LayerSpec
 from .config import AudioVAEConfig
 from .specs import GROUPS, ClipAttentionSpec, Conv2DSpec, decoder_spec, encoder_spec
@@ -59,9 +59,6 @@ class Conv2DLayer(PreparedModule):
     @property
     def _uses_products(self) -> bool:
         return is_cpu() and not self.spec.is_strided
-
-    def window(self) -> Window:
-        return Window(Axis.TIME, self.spec.window(Axis.TIME))
 
     def __call__(self, view: View, frames: mx.array) -> mx.array:
         """Convolve the view's positions after norm and activation, padded at the true ends."""
@@ -106,7 +103,11 @@ class Conv2DLayer(PreparedModule):
 
     def stages(self, context: StreamContext, enter: Callable[[mx.array], mx.array] | None = None) -> list[Stage]:
         """Return one stage, which applies `enter` to the positions in view before the convolution."""
-        return [windowed(self.window(), lambda view: self(view, enter(view.frames) if enter else view.frames))]
+        return [
+            windowed(
+                make_window(self.spec, context), lambda view: self(view, enter(view.frames) if enter else view.frames)
+            )
+        ]
 
 
 class ResidualBlock(nn.Module):
@@ -122,7 +123,7 @@ class ResidualBlock(nn.Module):
 
     def stages(self, context: StreamContext) -> list[Stage]:
         """Return one stage per convolution."""
-        outer, inner = self.conv1.window(), self.conv2.window()
+        outer, inner = (make_window(conv.spec, context) for conv in (self.conv1, self.conv2))
         # The first convolution caches its input before the norm, so the skip needs no second copy.
         skip = Delay(Axis.TIME, outer)
 
@@ -167,7 +168,7 @@ class Upsample(nn.Module):
 
     def stages(self, context: StreamContext) -> list[Stage]:
         spec = self.conv.spec
-        window, trim = self.conv.window(), Trim(Axis.TIME, spec.trim)
+        window, trim = make_window(spec, context), Trim(Axis.TIME, spec.trim)
         time, _ = spec.conv_windows
         first, end = 2 * window.spec.before - time.before, 2 * window.spec.after - time.after
 
