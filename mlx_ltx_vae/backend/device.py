@@ -182,21 +182,18 @@ def available_memory(counted_bytes: int = 0) -> int:
     """
     limit = mx.set_memory_limit(total_memory())  # which has no function to ask for it
     mx.set_memory_limit(limit)
-    within_limit = max(0, limit - mx.get_active_memory()) + counted_bytes
-    return min(within_limit, _free_memory(counted_bytes))
-
-
-def _free_memory(counted_bytes: int) -> int:
-    """Return the bytes that the device has left, and those that are counted."""
+    active_bytes = mx.get_active_memory()
+    within_limit = max(0, limit - active_bytes) + counted_bytes
     if is_cpu():
         meminfo = Path("/proc/meminfo")
         lines = meminfo.read_text().splitlines() if meminfo.exists() else []
         available = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-        return next(available, total_memory()) + counted_bytes
-    free = _device_info("free_memory")
-    if free is not None:  # CUDA: excludes this process's arrays and buffer cache
-        return free + mx.get_cache_memory() + counted_bytes
-    return max(0, total_memory() - max(0, mx.get_active_memory() - counted_bytes))
+        free = next(available, total_memory()) + counted_bytes
+    elif (device_free := _device_info("free_memory")) is not None:  # CUDA: excludes this process's arrays and its cache
+        free = device_free + mx.get_cache_memory() + counted_bytes
+    else:
+        free = max(0, total_memory() - max(0, active_bytes - counted_bytes))
+    return min(within_limit, free)
 
 
 def total_memory() -> int:

@@ -228,8 +228,7 @@ def draw(
     defaults = CONVENTIONS[convention]
     if check_seed(seed):  # any network takes the default
         check_takes_seed(spec)
-    timestep = _choose_timestep(spec, options.timestep, defaults)
-    scale = _choose_scale(spec, options.noise_scale, timestep, defaults)
+    timestep, scale = _choose_mix(spec, options, defaults)
     shapes = spec.noise_shapes(shape.grid)
     volumes = {
         name: NoiseVolume(None, shape.batch, size[-1], _rate(spec, name))
@@ -345,25 +344,21 @@ def _rate(spec: NetworkSpec, name: str) -> Rate:
     return (0 if name.endswith(PLANES) else frames), rows, columns
 
 
-def _choose_timestep(spec: NetworkSpec, timestep: float | None, convention: Convention) -> float | None:
+def _choose_mix(spec: NetworkSpec, options: DecodeOptions, convention: Convention) -> tuple[float | None, float | None]:
+    """Return the timestep, and the fraction of the latents that noise replaces, if the network takes them."""
+    timestep, scale = options.timestep, options.noise_scale
     if spec.has_timestep:
-        return convention.timestep if timestep is None else _check_share(timestep, "decode timestep")
-    if timestep is not None:
+        timestep = convention.timestep if timestep is None else _check_share(timestep, "decode timestep")
+    elif timestep is not None:
         raise LatentsError("this VAE takes no timestep; VAEs 0.9.1 to 0.9.8 do.")
-    return None
-
-
-def _choose_scale(
-    spec: NetworkSpec, scale: float | None, timestep: float | None, convention: Convention
-) -> float | None:
     if scale is not None:
         scale = _check_share(scale, "noise scale")
     if not spec.has_latent_noise:
         if scale:
             raise LatentsError("this VAE takes no noise in its latents; VAEs 0.9.1 to 0.9.8 do.")
-        return None
+        return timestep, None
     scale = convention.noise_scale if scale is None else scale
-    return timestep if scale is None else scale
+    return timestep, timestep if scale is None else scale
 
 
 def _check_share(value: float, name: str) -> float:
