@@ -1,9 +1,10 @@
 """Tiny decoder and encoder, and their layers, each written for a stream. Arrays are (B, T, H, W, C)."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any, cast
 
 import mlx.core as mx
@@ -17,18 +18,7 @@ from ..base import Decoder, Encoder
 from ..convolution.conv2d import Conv2d
 from ..layers import add_weights, depth_to_space_order, extend, interleave, make_window, pad, space_to_depth
 from ..specs import LayerSpec, Weights
-from .config import (
-    BLOCKS,
-    FRAMES,
-    LEVELS,
-    PATCH,
-    POOLS,
-    FrameLayerSpec,
-    OutputKind,
-    PreviewConfig,
-    decoder_spec,
-    encoder_spec,
-)
+from .config import FRAMES, PATCH, FrameLayerSpec, OutputKind, PreviewConfig, decoder_spec, encoder_spec
 
 Pointwise = Callable[[mx.array], mx.array]
 
@@ -224,13 +214,8 @@ class PreviewDecoder(Decoder):
 
     def __init__(self, config: PreviewConfig, layers: list[Any] | None = None) -> None:
         super().__init__(decoder_spec(config))
-        specs = {layer.name: cast(FrameLayerSpec, layer) for layer in self.spec.layers}
         block = MemoryBlock if config.group_width is None else GroupedMemoryBlock
-        kinds: dict[int, Callable[..., nn.Module]] = {1: FrameConv, LEVELS[-1] + 7: FrameConv}
-        for start in LEVELS:
-            kinds |= dict.fromkeys(range(start, start + BLOCKS), block)
-            kinds |= {start + 4: Growth, start + 5: FrameConv}
-        self.layers = _make_layers(kinds, specs) if layers is None else layers
+        self.layers = _make_layers(self.spec.layers, block) if layers is None else layers
         self._config = config
 
     def stills(self, *, small: bool = False) -> "PreviewDecoder":
@@ -262,12 +247,7 @@ class PreviewEncoder(Encoder):
 
     def __init__(self, config: PreviewConfig) -> None:
         super().__init__(encoder_spec(config))
-        specs = {layer.name: cast(FrameLayerSpec, layer) for layer in self.spec.layers}
-        kinds: dict[int, Callable[..., nn.Module]] = {0: FrameConv, POOLS[-1] + 5: FrameConv}
-        for start in POOLS:
-            kinds |= {start: Pool, start + 1: FrameConv}
-            kinds |= dict.fromkeys(range(start + 2, start + 2 + BLOCKS), MemoryBlock)
-        self.layers = _make_layers(kinds, specs)
+        self.layers = _make_layers(self.spec.layers[2:])  # without the grouping of frames and pixels
 
     def stages(self, context: StreamContext) -> list[Stage]:
         stages = [whole_groups(context), pointwise(_from_pixels)]
@@ -279,18 +259,18 @@ class PreviewEncoder(Encoder):
         return stages
 
 
-def _make_layers(kinds: Mapping[int, Callable[..., nn.Module]], specs: dict[str, FrameLayerSpec]) -> list[Any]:
+def _make_layers(specs: Sequence[LayerSpec], block: Callable[..., nn.Module] = MemoryBlock) -> list[Any]:
     """Return the modules by their index in the checkpoint, which counts activations and resampling as well."""
     layers: list[Any] = []
-    for index in range(1 + max(kinds)):
-        kind = kinds.get(index, nn.Identity)
-        prefix = f"layers.{index}"
-        if kind is nn.Identity:
-            layers.append(nn.Identity())
-        elif kind in (MemoryBlock, GroupedMemoryBlock):
-            layers.append(kind(*(spec for name, spec in specs.items() if name.startswith(f"{prefix}."))))
+    for index, group in groupby(specs, lambda spec: int(spec.name.split(".")[1])):
+        layers += [nn.Identity() for _ in range(index - len(layers))]
+        first, *others = cast(Iterator[FrameLayerSpec], group)
+        if others:
+            layers.append(block(first, *others))
+        elif len(first.weights[0][1]) > 2:
+            layers.append(FrameConv(first))
         else:
-            layers.append(kind(specs[prefix]))
+            layers.append(Pool(first) if first.down[0] > 1 else Growth(first))
     return layers
 
 
