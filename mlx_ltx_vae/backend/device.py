@@ -135,8 +135,12 @@ def explained_device_errors() -> Iterator[None]:
     except RuntimeError as error:
         for parts, explanation in _EXPLANATIONS.items():
             if any(part in str(error) for part in parts):
-                folder = _kernel_folder()
-                unwritable, unloadable = explain_unwritable(folder), _explain_unloadable(folder)
+                # The folder for temporary files that the C++ library, and so MLX, uses. Python also looks elsewhere.
+                folder = next((os.environ[name] for name in _TEMPORARY_FOLDERS if name in os.environ), "/tmp")
+                noexec = getattr(os, "ST_NOEXEC", 0)  # not on macOS
+                is_noexec = os.path.isdir(folder) and os.statvfs(folder).f_flag & noexec
+                unloadable = "is mounted noexec" if is_noexec else "may have damaged files in its folder mlx"
+                unwritable = explain_unwritable(folder)
                 text = explanation.format(folder=folder or "''", unwritable=unwritable, unloadable=unloadable)
                 raise DeviceError(text) from error
         raise
@@ -156,39 +160,19 @@ def evaluate(noun: str, *arrays: mx.array, error: type[LTXVAEError] = LatentsErr
         ) from problem
 
 
-def _kernel_folder() -> str:
-    """Return the folder for temporary files that the C++ library, and so MLX, uses. Python also looks elsewhere."""
-    return next((os.environ[name] for name in _TEMPORARY_FOLDERS if name in os.environ), "/tmp")
-
-
-def _explain_unloadable(folder: str) -> str:
-    """Return why no library can be loaded from a folder, as the end of a sentence."""
-    noexec = getattr(os, "ST_NOEXEC", 0)  # not on macOS
-    is_noexec = os.path.isdir(folder) and os.statvfs(folder).f_flag & noexec
-    return "is mounted noexec" if is_noexec else "may have damaged files in its folder mlx"
-
-
-def compiles_kernels() -> bool:
-    """Return whether MLX compiles functions for the default device. On a CPU it needs g++."""
-    return "MLX_DISABLE_COMPILE" not in os.environ and not (is_cpu() and shutil.which("g++") is None)
-
-
 def this_machine(dtype: mx.Dtype, counted_bytes: int = 0, *, keeps_dtype: bool = False) -> Machine:
     """Return the default device, for a network of this dtype. Plans count `counted_bytes` of used memory themselves."""
+    on_cpu = is_cpu()
+    has_compiler = not on_cpu or shutil.which("g++") is not None
     return Machine(
         backend(),
         dtype.size,
         available_memory(counted_bytes),
         keeps_dtype,
-        largest_buffer(),
+        None if on_cpu else _device_info("max_buffer_length"),
         memory=total_memory(),
-        compiles=compiles_kernels(),
+        compiles="MLX_DISABLE_COMPILE" not in os.environ and has_compiler,
     )
-
-
-def largest_buffer() -> int | None:
-    """Return the bytes of the device's largest array. `None` means that only its memory limits arrays."""
-    return None if is_cpu() else _device_info("max_buffer_length")
 
 
 def available_memory(counted_bytes: int = 0) -> int:
@@ -198,18 +182,18 @@ def available_memory(counted_bytes: int = 0) -> int:
     """
     limit = mx.set_memory_limit(total_memory())  # which has no function to ask for it
     mx.set_memory_limit(limit)
-    within_limit = max(0, limit - mx.get_active_memory()) + counted_bytes
-    return min(within_limit, _free_memory(counted_bytes))
-
-
-def _free_memory(counted_bytes: int) -> int:
-    """Return the bytes that the device has left, and those that are counted."""
-    free = None if is_cpu() else _device_info("free_memory")
-    if free is not None:  # CUDA: excludes this process's arrays and buffer cache
-        return free + mx.get_cache_memory() + counted_bytes
-    if not is_cpu():
-        return max(0, total_memory() - max(0, mx.get_active_memory() - counted_bytes))
-    return _free_host_memory() + counted_bytes
+    active_bytes = mx.get_active_memory()
+    within_limit = max(0, limit - active_bytes) + counted_bytes
+    if is_cpu():
+        meminfo = Path("/proc/meminfo")
+        lines = meminfo.read_text().splitlines() if meminfo.exists() else []
+        available = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+        free = next(available, total_memory()) + counted_bytes
+    elif (device_free := _device_info("free_memory")) is not None:  # CUDA: excludes this process's arrays and its cache
+        free = device_free + mx.get_cache_memory() + counted_bytes
+    else:
+        free = max(0, total_memory() - max(0, active_bytes - counted_bytes))
+    return min(within_limit, free)
 
 
 def total_memory() -> int:
@@ -227,14 +211,6 @@ def is_memory_short() -> bool:
 def _device_info(key: str) -> int | None:
     value = mx.device_info().get(key)
     return None if value is None else int(value)
-
-
-def _free_host_memory() -> int:
-    meminfo = Path("/proc/meminfo")
-    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class _Steps:

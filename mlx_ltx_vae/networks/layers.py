@@ -26,7 +26,17 @@ from ..shapes import Axis
 from ..streaming.context import Stage, StreamContext, pointwise
 from ..streaming.window import Delay, View, Window, windowed
 from .convolution.conv3d import Conv3d, Pointwise
-from .specs import Activation, ConvSpec, FrameAttentionSpec, LayerSpec, PaddingMode, Shapes, Stride, Weights
+from .specs import (
+    SINUSOID_CHANNELS,
+    Activation,
+    ConvSpec,
+    FrameAttentionSpec,
+    LayerSpec,
+    PaddingMode,
+    Shapes,
+    Stride,
+    Weights,
+)
 
 PIXEL_NORM_EPS = 1e-8
 _AXES = tuple(Axis)
@@ -35,7 +45,6 @@ _TERMS = 6  # of the series of an exponential, for arguments up to 1/4
 _HALVINGS = 4  # times that x is halved, so that few terms suffice
 _LAYER_NORM_EPS = 1e-6
 _NORM_EPS = 1e-12  # of the attention
-_SINUSOID_CHANNELS = 256
 _MAX_PERIOD = 10000.0
 _SCALES = ("weight", "gamma")  # vectors that multiply
 
@@ -207,19 +216,12 @@ class CausalConv3d(nn.Module):
         self.conv = Conv3d(spec.in_channels, stored_channels, stride=spec.conv_stride, order=order, rule=spec.rule)
         self.spec = spec
 
-    def operands(self, modulation: Modulation | None) -> mx.Dtype:
-        """Return the dtype in which it takes its input, which follows a norm with this modulation."""
-        return self.conv.operands(lambda: norm_bound(self.spec.in_channels, modulation))
-
     def activation(self, modulation: Modulation | None) -> InputActivation:
-        """Return the norm, this modulation and SiLU, which returns the dtype of `operands`."""
-        dtype = self.operands(modulation)
+        """Return the norm, this modulation and SiLU, which returns the dtype of `Conv3d.operands`."""
+        dtype = self.conv.operands(lambda: norm_bound(self.spec.in_channels, modulation))
         if modulation is None and self.conv.takes_activation(dtype):
             return InputActivation(pixel_norm, partial(silu, dtype=dtype))
         return InputActivation(partial(activate, modulation=modulation, dtype=dtype), None)
-
-    def window(self, context: StreamContext) -> Window:
-        return make_window(self.spec, context)
 
     def __call__(
         self,
@@ -237,7 +239,7 @@ class CausalConv3d(nn.Module):
         return self.conv(frames, conv_padding, skip, activation)
 
     def stages(self, context: StreamContext, *, modulation: Modulation | None = None) -> list[Stage]:
-        window, enter, join = self.window(context), None, None
+        window, enter, join = make_window(self.spec, context), None, None
         if self.spec.activation is not Activation.NONE:
             enter, join = self.activation(modulation)
 
@@ -373,7 +375,7 @@ class DepthToSpaceUpsample(nn.Module):
                 result = result[:, spec.trim :]
             return result
 
-        return [windowed(self.conv.window(context), compute)]
+        return [windowed(make_window(spec, context), compute)]
 
 
 class SpaceToDepthDownsample(nn.Module):
@@ -399,7 +401,7 @@ class SpaceToDepthDownsample(nn.Module):
             skip = skip.reshape(*skip.shape[:-1], spec.out_channels, -1).astype(mx.float32).mean(axis=-1)
             return result + skip.astype(result.dtype)
 
-        return [windowed(self.conv.window(context), compute)]
+        return [windowed(make_window(spec, context), compute)]
 
 
 def add_weights(module: nn.Module, weights: Weights, path: str = "") -> None:
@@ -429,9 +431,9 @@ def linear(shapes: Shapes, name: str) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=f"{name}.bias" in shapes)
 
 
-def sinusoid(timesteps: mx.array, channels: int) -> mx.array:
-    """Return the embedding (B, channels) of timesteps (B,) in float32: cosines, then sines."""
-    half = channels // 2
+def sinusoid(timesteps: mx.array) -> mx.array:
+    """Return the embedding (B, `SINUSOID_CHANNELS`) of timesteps (B,) in float32: cosines, then sines."""
+    half = SINUSOID_CHANNELS // 2
     frequencies = mx.exp(-math.log(_MAX_PERIOD) * mx.arange(half, dtype=mx.float32) / half)
     angles = timesteps.astype(mx.float32)[:, None] * frequencies[None]
     return mx.concatenate([mx.cos(angles), mx.sin(angles)], axis=-1)
@@ -444,7 +446,7 @@ class TimeEmbedder(nn.Module):
     """
 
     def __call__(self, timesteps: mx.array) -> mx.array:
-        x = self.timestep_embedder.linear_1(sinusoid(timesteps, _SINUSOID_CHANNELS))
+        x = self.timestep_embedder.linear_1(sinusoid(timesteps))
         return self.timestep_embedder.linear_2(x * mx.sigmoid(x)).astype(mx.float32)
 
 
@@ -467,7 +469,7 @@ class ResnetBlock(nn.Module):
         modulations: Sequence[Modulation | None] = (None, None)
         if embedding is not None:
             modulations = read_modulations(self.scale_shift_table, embedding)
-        window1, window2 = self.conv1.window(context), self.conv2.window(context)
+        window1, window2 = (make_window(conv.spec, context) for conv in (self.conv1, self.conv2))
         (enter1, join1), (enter2, join2) = map(CausalConv3d.activation, (self.conv1, self.conv2), modulations)
         # The first convolution caches its input before the norm, so the skip needs no separate copy.
         skip = Delay(context.axis, window1)

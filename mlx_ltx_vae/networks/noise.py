@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
@@ -73,12 +74,14 @@ class LatentNoise(NamedTuple):
 class KeyedNoise:
     """Noise `mx.random.normal(shape, dtype, key=key)` of a picture (B, 3, T, H, W), computed in parts.
 
-    It replaces an array, which would take as much memory as the video.
+    It replaces an array, which would take as much memory as the video. It is sliced like the volume (B, T, H, W, C) of
+    its patches.
     """
 
     key: mx.array
     shape: Shape
     dtype: mx.Dtype = mx.float32
+    patch_size: int = 1
 
     @property
     def ndim(self) -> int:
@@ -104,18 +107,10 @@ class KeyedNoise:
         values = _keyed_normal(key[0], key[1], x0.astype(mx.uint32), x1.astype(mx.uint32), is_second, scale)
         return values.transpose(0, 2, 3, 4, 1)
 
-
-@dataclass(frozen=True)
-class _KeyedPatches:
-    """Volume (B, T, H, W, C) of the patches of a `KeyedNoise`. It is sliced like an array."""
-
-    noise: KeyedNoise
-    side: int
-
     def __getitem__(self, box: tuple[slice, slice, slice, slice]) -> mx.array:
         _, time, *extents = box
-        rows, columns = (slice(extent.start * self.side, extent.stop * self.side) for extent in extents)
-        return patchify(self.noise.part(time, rows, columns), self.side)
+        rows, columns = (slice(extent.start * self.patch_size, extent.stop * self.patch_size) for extent in extents)
+        return patchify(self.part(time, rows, columns), self.patch_size)
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,7 @@ class NoiseVolume:
     rate: Rate  # positions of the layer's output per frame, row and column of the video
     # Noise from the caller, (B, T, H, W, C), by its origin: of the whole video, or of each tile. If there is none, the
     # noise is computed.
-    values: Mapping[Grid, mx.array | _KeyedPatches] = field(default_factory=dict)
+    values: Mapping[Grid, mx.array | KeyedNoise] = field(default_factory=dict)
 
     def __call__(self, origins: Sequence[Grid], start: Grid, size: Grid, planes: Sequence[int] = ()) -> mx.array:
         """Return the noise of `size` positions from `start` on, or of these keyframe `planes` instead of frames."""
@@ -233,8 +228,7 @@ def draw(
     defaults = CONVENTIONS[convention]
     if check_seed(seed):  # any network takes the default
         check_takes_seed(spec)
-    timestep = _choose_timestep(spec, options.timestep, defaults)
-    scale = _choose_scale(spec, options.noise_scale, timestep, defaults)
+    timestep, scale = _choose_mix(spec, options, defaults)
     shapes = spec.noise_shapes(shape.grid)
     volumes = {
         name: NoiseVolume(None, shape.batch, size[-1], _rate(spec, name))
@@ -244,8 +238,8 @@ def draw(
     maps = {name: mx.zeros(size) for name, size in shapes.items() if name not in volumes}
     latents: Callable[[LatentBox], mx.array] | None = None
     if noise is None:
-        keys = _keys(seed, _MAPS, _MAPS + len(maps))
-        maps = {name: mx.random.normal(zeros.shape, key=keys[i]) for i, (name, zeros) in enumerate(maps.items())}
+        keys = (mx.array(np.array([seed, index], np.uint32)) for index in count(_MAPS))
+        maps = {name: mx.random.normal(zeros.shape, key=next(keys)) for name, zeros in maps.items()}
         volumes = {name: replace(volume, seed=seed + i) for i, (name, volume) in enumerate(volumes.items())}
         latents = partial(_draw_latents, seed, shape)
     elif isinstance(noise, Sequence) and not isinstance(noise, str):
@@ -310,7 +304,7 @@ def _read_arrays(
     shape: LatentShape,
     layer_shapes: Sequence[tuple[str, Grid, Shape]],
     noise: Sequence[mx.array | np.ndarray | KeyedNoise],
-) -> tuple[mx.array | None, dict[str, dict[Grid, mx.array | _KeyedPatches]]]:
+) -> tuple[mx.array | None, dict[str, dict[Grid, mx.array | KeyedNoise]]]:
     """Return the latent noise, and maps and volumes (B, T, H, W, C) by their layer and origin.
 
     The latent noise is `None` if the network takes none.
@@ -322,10 +316,10 @@ def _read_arrays(
     latent_shapes: list[tuple[Shape, Shape | None]] = [(tuple(shape), None)] * spec.has_latent_noise
     _check_shapes([array.shape for array in arrays], latent_shapes + list(zip(sizes, pictures, strict=True)))
     latent_noise = cast(mx.array, arrays.pop(0)).astype(mx.float32) if spec.has_latent_noise else None
-    layer_noise: dict[str, dict[Grid, mx.array | _KeyedPatches]] = {}
+    layer_noise: dict[str, dict[Grid, mx.array | KeyedNoise]] = {}
     for (name, origin, _), picture, array in zip(layer_shapes, pictures, arrays, strict=True):
         if isinstance(array, KeyedNoise):
-            layer_noise.setdefault(name, {})[origin] = _KeyedPatches(array, spec.patch_size or 1)
+            layer_noise.setdefault(name, {})[origin] = replace(array, patch_size=spec.patch_size or 1)
             continue
         values = array if array.ndim == 2 else array.astype(mx.float32).transpose(0, 2, 3, 4, 1)
         values = patchify(values, spec.patch_size or 1) if array.shape == picture else values
@@ -350,25 +344,21 @@ def _rate(spec: NetworkSpec, name: str) -> Rate:
     return (0 if name.endswith(PLANES) else frames), rows, columns
 
 
-def _choose_timestep(spec: NetworkSpec, timestep: float | None, convention: Convention) -> float | None:
+def _choose_mix(spec: NetworkSpec, options: DecodeOptions, convention: Convention) -> tuple[float | None, float | None]:
+    """Return the timestep, and the fraction of the latents that noise replaces, if the network takes them."""
+    timestep, scale = options.timestep, options.noise_scale
     if spec.has_timestep:
-        return convention.timestep if timestep is None else _check_share(timestep, "decode timestep")
-    if timestep is not None:
+        timestep = convention.timestep if timestep is None else _check_share(timestep, "decode timestep")
+    elif timestep is not None:
         raise LatentsError("this VAE takes no timestep; VAEs 0.9.1 to 0.9.8 do.")
-    return None
-
-
-def _choose_scale(
-    spec: NetworkSpec, scale: float | None, timestep: float | None, convention: Convention
-) -> float | None:
     if scale is not None:
         scale = _check_share(scale, "noise scale")
     if not spec.has_latent_noise:
         if scale:
             raise LatentsError("this VAE takes no noise in its latents; VAEs 0.9.1 to 0.9.8 do.")
-        return None
+        return timestep, None
     scale = convention.noise_scale if scale is None else scale
-    return timestep if scale is None else scale
+    return timestep, timestep if scale is None else scale
 
 
 def _check_share(value: float, name: str) -> float:
@@ -404,9 +394,3 @@ def frame_noise(seed: int, index: mx.array, shape: LatentShape) -> mx.array:
     """Return the noise (C, H, W) float32 of one frame of latents of this shape, whose number is a uint32 `index`."""
     key = mx.stack([mx.array(seed, dtype=mx.uint32), index])
     return mx.random.normal((shape.channels, shape.height, shape.width), key=key)
-
-
-def _keys(seed: int, start: int, stop: int) -> mx.array:
-    """Return random keys (n, 2), different for each pair of a seed and an index from `start` to `stop`."""
-    indices = mx.array(np.arange(start, stop, dtype=np.uint32))  # mx.arange before 0.32 takes no start of 2^31
-    return mx.stack([mx.full(indices.shape, seed, dtype=mx.uint32), indices], axis=1)

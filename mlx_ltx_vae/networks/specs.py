@@ -34,6 +34,8 @@ from .convolution.rules import TAPS, ConvRule, ConvShape, choose, scratch_bytes
 PLANES = ".keyframes"
 #: Latent frames of a long clip: more than any window has. The memory of a stream by time grows no further.
 LONG_CLIP = 64
+#: Channels of the sinusoid of a timestep or a noise level.
+SINUSOID_CHANNELS = 256
 #: The networks of a VAE.
 NETWORKS = ("encoder", "decoder")
 _MAX_LATENT_FRAMES = 2**17  # 12 hours at 24 frames per second
@@ -102,6 +104,7 @@ class LayerSpec:
     has_noise: bool = False  # adds a noise map (H, W) that all frames share
     crop: int = 0  # output frames that are dropped at the end of the clip
     noise_channels: int = 0  # channels of the noise that it takes for each output position; 0 if it takes none
+    fixed_bytes: int = 0  # that it holds during a stream in addition to its weights, for any input
     max_view: int | None = None  # elements of its input joined to the cache; `None` for the limit of all arrays
 
     def window(self, axis: Axis) -> WindowSpec:
@@ -160,10 +163,6 @@ class LayerSpec:
         """Return the bytes of the copies of weights that one step makes, for any batch size."""
         return 0
 
-    def fixed_bytes(self) -> int:
-        """Return the bytes that it holds during a stream in addition to its weights, for any input."""
-        return 0
-
     def noise_shapes(self, out: Grid) -> dict[str, tuple[int, ...]]:
         """Return the shape of its noise for an output (T, H, W), by name: (H, W) of a map or (T, H, W, C)."""
         if self.noise_channels:
@@ -199,7 +198,9 @@ class ConvSpec(LayerSpec):
             elements += padded  # time is padded by a copy and not by the convolution (see `conv.pad`)
         if self.padding is not PaddingMode.ZEROS:
             elements += 2 * padded  # height and width are padded by a copy each
-        shape = self._shape(step.grid)
+        time, height, width = (-(-extent // stride) for extent, stride in zip(step.grid, self.conv_stride, strict=True))
+        is_strided = self.conv_stride != (1, 1, 1)
+        shape = ConvShape((time, height, width), self.in_channels, self.conv_channels, is_strided)
         results = shape.num_outputs * self.conv_channels
         elements += results if self.conv_channels != self.out_channels else 0  # rearranged
         if self.has_residual:
@@ -212,11 +213,6 @@ class ConvSpec(LayerSpec):
             # On a CPU, the norm, SiLU and the convolution's input are in float32.
             size += (positions + 3 * activated) * self.in_channels * FLOAT32_BYTES
         return size + self._scratch_bytes(shape, step.machine)
-
-    def _shape(self, grid: Grid) -> ConvShape:
-        time, height, width = (-(-extent // stride) for extent, stride in zip(grid, self.conv_stride, strict=True))
-        is_strided = self.conv_stride != (1, 1, 1)
-        return ConvShape((time, height, width), self.in_channels, self.conv_channels, is_strided)
 
     def _scratch_bytes(self, shape: ConvShape, machine: Machine) -> int:
         is_half = machine.itemsize != FLOAT32_BYTES

@@ -24,6 +24,11 @@ class Key(NamedTuple):
     is_needed: bool = False
 
 
+#: A key whose value is a string, and one whose value is checked elsewhere, or changes nothing.
+WORD = Key(lambda value: isinstance(value, str), "expected a string")
+ANYTHING = Key(lambda value: True, "")
+
+
 def is_whole(value: Any, high: int) -> bool:
     """Return whether a value is a whole number from 1 to `high`."""
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= high
@@ -54,11 +59,6 @@ def flag(default: bool | None) -> Key:
     return Key(lambda value: isinstance(value, bool), "expected true or false", default)
 
 
-def word(default: str | None = None) -> Key:
-    """Return a key whose value is a string."""
-    return Key(lambda value: isinstance(value, str), "expected a string", default)
-
-
 def listing(is_item: Callable[[Any], bool], most: int, noun: str) -> Key:
     """Return a key whose value is a list of 1 to `most` items, which are `noun` in errors."""
     return Key(lambda value: is_list(value, is_item, most), f"expected a list of {noun}")
@@ -77,11 +77,6 @@ def choice(*values: Any, default: Any = None) -> Key:
 def only(default: Any) -> Key:
     """Return a key with a single supported value, which is also its default."""
     return Key(lambda value: value == default, f"only {default!r} is supported", default)
-
-
-def anything(default: Any = None) -> Key:
-    """Return a key whose value is checked elsewhere, or changes nothing."""
-    return Key(lambda value: True, "", default)
 
 
 def needed(key: Key) -> Key:

@@ -185,7 +185,7 @@ def stream_memory(spec: NetworkSpec, grid: Grid, batch: int, run: StreamRun) -> 
     return Memory(
         weights=spec.num_weights * machine.itemsize,
         inputs=0,
-        caches=math.ceil(margin * (cached + sum(layer.fixed_bytes() for layer in spec.layers))),
+        caches=math.ceil(margin * (cached + sum(layer.fixed_bytes for layer in spec.layers))),
         work=math.ceil(margin * work * (1 + run.prefetch)) + held,
         idle_caches=math.ceil(_MARGIN[machine.backend] * max(cached_size for cached_size, _ in totals)) + queued,
     )

@@ -169,7 +169,6 @@ class AudioVAEConfig(Scaled):
 
 
 _MAX, _MAX_RATE, _MAX_STAGES = 2**16, 10**6, 32
-_CAUSALITIES = {"height": Causality.TIME, "width": Causality.FREQUENCY, "none": Causality.NONE, None: Causality.NONE}
 
 
 def _is_positive(value: Any) -> bool:
@@ -196,7 +195,7 @@ _VAE_KEYS = {
         lambda value: not value or is_list(value, _is_positive, _MAX_STAGES), "expected a list of whole numbers above 0"
     ),
     "norm_type": choice(*(norm.value for norm in Norm), default=Norm.PIXEL.value),
-    "causality_axis": choice(*_CAUSALITIES, default="height"),
+    "causality_axis": choice(*(axis.value for axis in Causality), None, default="height"),
     "mid_block_add_attention": flag(True),
     "mel_bins": whole(_MAX),
 }
@@ -257,7 +256,7 @@ def parse_config(raw: Mapping[str, Any], source: str) -> AudioVAEConfig:
         mel=mel,
         audio_channels=values["out_ch"],
         norm=Norm(values["norm_type"]),
-        causality=_CAUSALITIES[values["causality_axis"]],
+        causality=Causality(values["causality_axis"] or "none"),
         attention_levels=frozenset(levels),
         has_mid_attention=values["mid_block_add_attention"],
         vocoder=None if vocoder is None else _parse_vocoder(_object(raw, "vocoder", source), mel, source),

@@ -12,10 +12,10 @@ from ...errors import CheckpointError
 from ..base import AUDIO, NETWORKS, CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
 from ..specs import NetworkSpec, Shapes
 from ..stored import find_statistics
-from .config import LTX_2, LTX_2_3, AudioVAEConfig, VocoderConfig, ltx_2, ltx_2_3, parse_config
+from .config import LTX_2, LTX_2_3, AudioVAEConfig, ltx_2, ltx_2_3, parse_config
 from .specs import decoder_spec, encoder_spec, vocoder_spec
 from .vae_networks import MelDecoder, MelEncoder
-from .vocoder import make_vocoder
+from .vocoder import ExtendedVocoder, Generator
 
 # Prefixes of a network's names: in original files, in whole models of other programs, in files of an audio VAE only.
 _ROOTS = ("audio_vae.", "model.audio_vae.", "")
@@ -60,20 +60,12 @@ _GENERATOR_KEYS = {
     "resnet_dilations": "resblock_dilation_sizes",
     "final_bias": "use_bias_at_final",
 }
-_VAE_KEYS = {
-    "base_channels": "ch",
-    "output_channels": "out_ch",
-    "ch_mult": "ch_mult",
-    "num_res_blocks": "num_res_blocks",
-    "attn_resolutions": "attn_resolutions",
-    "in_channels": "in_channels",
-    "resolution": "resolution",
-    "latent_channels": "z_channels",
-    "norm_type": "norm_type",
-    "causality_axis": "causality_axis",
-    "mid_block_add_attention": "mid_block_add_attention",
-    "mel_bins": "mel_bins",
-}
+# diffusers' keys of an audio VAE's configuration, and the original's keys where they differ.
+_VAE_KEYS = (
+    "base_channels", "output_channels", "ch_mult", "num_res_blocks", "attn_resolutions", "in_channels", "resolution",
+    "latent_channels", "norm_type", "causality_axis", "mid_block_add_attention", "mel_bins",
+)  # fmt: skip
+_VAE_NAMES = {"base_channels": "ch", "output_channels": "out_ch", "latent_channels": "z_channels"}
 _EXTENSION_KEYS = {
     "filter_length": "n_fft",
     "hop_length": "hop_length",
@@ -173,17 +165,14 @@ def configure(
     elif "vocoder" not in raw:
         raw["vocoder"] = _infer_vocoder(_Tensors(vocoder, f"{parts.source}: its vocoder"), parts.source)
     audio_config = parse_config(raw, parts.source)
-    return Configuration(replace(audio_config, generation=_generation(audio_config.vocoder)), raw)
-
-
-def _generation(vocoder: VocoderConfig | None) -> str:
-    if vocoder is None:
-        return "audio VAE without a vocoder"
-    return LTX_2 if vocoder.extension is None else LTX_2_3
+    generation = "audio VAE without a vocoder"
+    if audio_config.vocoder is not None:
+        generation = LTX_2 if audio_config.vocoder.extension is None else LTX_2_3
+    return Configuration(replace(audio_config, generation=generation), raw)
 
 
 def _vae_from_diffusers(raw: Mapping[str, Any]) -> dict[str, Any]:
-    config = {key: raw[name] for name, key in _VAE_KEYS.items() if raw.get(name) is not None}
+    config = {_VAE_NAMES.get(key, key): raw[key] for key in _VAE_KEYS if raw.get(key) is not None}
     defaults = {"norm_type": "pixel", "causality_axis": raw.get("causality_axis"), "mid_block_add_attention": False}
     audio = {"sampling_rate": raw.get("sample_rate", 16000)}
     stft = {"hop_length": raw.get("mel_hop_length", 160)}
@@ -297,8 +286,9 @@ def _spec(config: AudioVAEConfig, network: str) -> NetworkSpec:
 
 
 def _make(config: AudioVAEConfig, network: str, statistics: Statistics | None) -> Network:
-    if network == "vocoder" and config.vocoder is not None:
-        return make_vocoder(config.vocoder)
+    if network == "vocoder" and (vocoder := config.vocoder) is not None:
+        extension = vocoder.extension
+        return Generator(vocoder.generator) if extension is None else ExtendedVocoder(vocoder, extension)
     assert statistics is not None  # has_statistics
     return MelEncoder(config, statistics) if network == "encoder" else MelDecoder(config, statistics)
 

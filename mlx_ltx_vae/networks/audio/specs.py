@@ -6,10 +6,8 @@ after each position.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NamedTuple
 
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
@@ -96,42 +94,35 @@ class ClipAttentionSpec(LayerSpec):
         return super().multiply_adds(grid) + 2 * math.prod(grid) * math.prod(grid) * self.in_channels
 
 
-class NetworkPart(NamedTuple):
-    """Module of a network, and its layers: two for a residual block, otherwise one."""
-
-    path: str
-    layers: tuple[LayerSpec, ...]
-
-
-def decoder_parts(config: AudioVAEConfig) -> list[NetworkPart]:
-    """Return the parts from latents (B, T, F, 1, C) to spectrograms, in execution order, with the last level first."""
+def _decoder_layers(config: AudioVAEConfig) -> list[LayerSpec]:
+    """Return the layers from latents (B, T, F, 1, C) to spectrograms, in execution order, with the last level first."""
     width = config.width * config.multipliers[-1]
-    layers = _Layers(config)
-    parts = [layers.alone("conv_in", config.channels, width), *layers.middle(width)]
+    make = _Layers(config)
+    layers = [make.conv("conv_in", config.channels, width), *make.middle(width)]
     for index in reversed(range(len(config.multipliers))):
         out_width = config.width * config.multipliers[index]
-        parts += layers.level(f"up.{index}", config.num_blocks + 1, width, out_width, index in config.attention_levels)
-        parts += [layers.upsample(f"up.{index}.upsample", out_width)] if index else []
+        layers += make.level(f"up.{index}", config.num_blocks + 1, width, out_width, index in config.attention_levels)
+        layers += [make.upsample(f"up.{index}.upsample", out_width)] if index else []
         width = out_width
-    return [*parts, layers.alone("conv_out", width, config.audio_channels, norm="norm_out")]
+    return [*layers, make.conv("conv_out", width, config.audio_channels, norm="norm_out")]
 
 
-def encoder_parts(config: AudioVAEConfig) -> list[NetworkPart]:
-    """Return the parts from spectrograms to means and log-variances (B, T, F, 1, 2*C), in execution order."""
+def _encoder_layers(config: AudioVAEConfig) -> list[LayerSpec]:
+    """Return the layers from spectrograms to means and log-variances (B, T, F, 1, 2*C), in execution order."""
     width, last_level = config.width, len(config.multipliers) - 1
-    layers = _Layers(config)
-    parts = [layers.alone("conv_in", config.audio_channels, width)]
+    make = _Layers(config)
+    layers: list[LayerSpec] = [make.conv("conv_in", config.audio_channels, width)]
     for index, multiplier in enumerate(config.multipliers):
         out_width = config.width * multiplier
-        parts += layers.level(f"down.{index}", config.num_blocks, width, out_width, index in config.attention_levels)
-        parts += [layers.downsample(f"down.{index}.downsample", out_width)] if index < last_level else []
+        layers += make.level(f"down.{index}", config.num_blocks, width, out_width, index in config.attention_levels)
+        layers += [make.downsample(f"down.{index}.downsample", out_width)] if index < last_level else []
         width = out_width
-    return [*parts, *layers.middle(width), layers.alone("conv_out", width, 2 * config.channels, norm="norm_out")]
+    return [*layers, *make.middle(width), make.conv("conv_out", width, 2 * config.channels, norm="norm_out")]
 
 
 def decoder_spec(config: AudioVAEConfig) -> NetworkSpec:
     """Return the decoder of packed latents (B, T, 1, 1, C) to spectrogram channels in order (B, T', 1, 1, 2*bins)."""
-    mel, layers = config.mel.bins, _layers(decoder_parts(config))
+    mel, layers = config.mel.bins, _decoder_layers(config)
     unpack = LayerSpec("unpack", config.latent_channels, config.channels, up=(1, config.bins, 1))
     # Networks that are causal along frequencies make more frames, and fewer bins: they are cropped and padded.
     out_grid = NetworkSpec((unpack, *layers)).out_grid((2, 1, 1))
@@ -162,7 +153,7 @@ def encoder_spec(config: AudioVAEConfig) -> NetworkSpec:
     mel = config.mel
     frame_bytes = 4 * FLOAT32_BYTES * config.audio_channels * mel.window  # cut, windowed, transformed
     return NetworkSpec(
-        (*_layers(encoder_parts(config)), pack),
+        (*_encoder_layers(config), pack),
         stream_axes=(Axis.TIME,),
         takes_any_length=True,
         clip=ClipRules(
@@ -177,12 +168,8 @@ def encoder_spec(config: AudioVAEConfig) -> NetworkSpec:
     )
 
 
-def _layers(parts: Sequence[NetworkPart]) -> list[LayerSpec]:
-    return [layer for part in parts for layer in part.layers]
-
-
 class _Layers:
-    """Parts of the networks of one configuration."""
+    """Layers of the networks of one configuration."""
 
     def __init__(self, config: AudioVAEConfig) -> None:
         self._config = config
@@ -195,55 +182,49 @@ class _Layers:
         frequency = causal_halves if config.causality is Causality.FREQUENCY else halves
         self._halves = (time, frequency, _ALONE)
 
-    def middle(self, width: int) -> list[NetworkPart]:
+    def middle(self, width: int) -> list[LayerSpec]:
         attention = [self.attention("mid.attn_1", width)] if self._config.has_mid_attention else []
-        return [self.block("mid.block_1", width, width), *attention, self.block("mid.block_2", width, width)]
+        return [*self.block("mid.block_1", width, width), *attention, *self.block("mid.block_2", width, width)]
 
-    def level(self, path: str, count: int, width: int, out_width: int, is_attended: bool) -> list[NetworkPart]:
+    def level(self, path: str, count: int, width: int, out_width: int, is_attended: bool) -> list[LayerSpec]:
         """Return the blocks of one resolution. The first one changes the width; an attention may follow each."""
-        parts: list[NetworkPart] = []
+        layers: list[LayerSpec] = []
         for number in range(count):
-            parts.append(self.block(f"{path}.block.{number}", out_width if number else width, out_width))
-            parts += [self.attention(f"{path}.attn.{number}", out_width)] if is_attended else []
-        return parts
+            layers += self.block(f"{path}.block.{number}", out_width if number else width, out_width)
+            layers += [self.attention(f"{path}.attn.{number}", out_width)] if is_attended else []
+        return layers
 
-    def alone(self, path: str, in_channels: int, out_channels: int, norm: str = "") -> NetworkPart:
-        return NetworkPart(path, (self._conv(path, in_channels, out_channels, norm),))
-
-    def block(self, path: str, in_channels: int, out_channels: int) -> NetworkPart:
-        first = self._conv(f"{path}.conv1", in_channels, out_channels, f"{path}.norm1")
-        second = self._conv(f"{path}.conv2", out_channels, out_channels, f"{path}.norm2")
+    def block(self, path: str, in_channels: int, out_channels: int) -> list[LayerSpec]:
+        first = self.conv(f"{path}.conv1", in_channels, out_channels, f"{path}.norm1")
+        second = self.conv(f"{path}.conv2", out_channels, out_channels, f"{path}.norm2")
         weights = second.weights
         if in_channels != out_channels:
             weights += linear_weights(f"{path}.nin_shortcut.conv", in_channels, out_channels)
-        return NetworkPart(path, (first, replace(second, weights=weights, skip_channels=in_channels)))
+        return [first, replace(second, weights=weights, skip_channels=in_channels)]
 
-    def attention(self, path: str, width: int) -> NetworkPart:
+    def attention(self, path: str, width: int) -> ClipAttentionSpec:
         weights = self._norm_weights(f"{path}.norm", width)
         for part in ("q", "k", "v", "proj_out"):
             weights += linear_weights(f"{path}.{part}", width, width)
-        return NetworkPart(
-            path, (ClipAttentionSpec(path, width, width, unbounded=frozenset({Axis.TIME}), weights=weights),)
-        )
+        return ClipAttentionSpec(path, width, width, unbounded=frozenset({Axis.TIME}), weights=weights)
 
-    def upsample(self, path: str, width: int) -> NetworkPart:
+    def upsample(self, path: str, width: int) -> Conv2DSpec:
         """Repeat positions along both axes, convolve, and drop the first row along the causal axis."""
         causality = self._config.causality
         time = WindowSpec(2, 1, 1, 0) if causality is Causality.TIME else WindowSpec(3, 1, 1, 1)
-        layer = replace(
-            self._conv(f"{path}.conv", width, width),
+        return replace(
+            self.conv(f"{path}.conv", width, width),
             up=(2, 2, 1),
             windows=(time, _ALONE, _ALONE),
             trim=1 if causality is Causality.TIME else 0,
             dropped_bins=1 if causality is Causality.FREQUENCY else 0,
         )
-        return NetworkPart(path, (layer,))
 
-    def downsample(self, path: str, width: int) -> NetworkPart:
-        layer = self._conv(path, width, width)
-        return NetworkPart(path, (replace(layer, down=(2, 2, 1), windows=self._halves, conv_windows=self._halves[:2]),))
+    def downsample(self, path: str, width: int) -> Conv2DSpec:
+        conv = self.conv(path, width, width)
+        return replace(conv, down=(2, 2, 1), windows=self._halves, conv_windows=self._halves[:2])
 
-    def _conv(self, name: str, in_channels: int, out_channels: int, norm: str = "") -> Conv2DSpec:
+    def conv(self, name: str, in_channels: int, out_channels: int, norm: str = "") -> Conv2DSpec:
         """Return a convolution, after a norm and SiLU if `norm` names a norm."""
         weights: Weights = (
             (f"{name}.conv.weight", (out_channels, 3, 3, in_channels)),
@@ -322,11 +303,6 @@ class TransposedSpec(SignalSpec):
     def needed(self, axis: Axis, count: int) -> int:
         return math.ceil((count + self.cut) / self.rate) if axis is Axis.TIME else count
 
-    def fixed_bytes(self) -> int:
-        """Return the additional bytes of its weight after it is laid out in whole blocks."""
-        padding = -self.kernel % self.rate
-        return padding * self.in_channels * self.out_channels * FLOAT32_BYTES
-
     def reach(self, axis: Axis) -> tuple[Fraction, Fraction]:
         if axis is not Axis.TIME:
             return Fraction(0), Fraction(0)
@@ -340,11 +316,6 @@ class TransposedSpec(SignalSpec):
 @dataclass(frozen=True)
 class ActivationSpec(SignalSpec):
     """Antialiased activation."""
-
-    def fixed_bytes(self) -> int:
-        """Return the bytes of its two filters' matrices: two outputs for each position, and one for two positions."""
-        up, down = FILTER_BLOCK - 1 + FILTER_TAPS // 2, 2 * (FILTER_BLOCK - 1) + FILTER_TAPS
-        return FILTER_BLOCK * (2 * up + down) * FLOAT32_BYTES
 
     def multiply_adds(self, grid: Grid) -> int:
         return math.prod(grid) * self.in_channels * 4 * FILTER_TAPS
@@ -365,9 +336,6 @@ class BranchesSpec(SignalSpec):
         work = max(layer.work_bytes(step) for chain in self.chains for layer in chain)
         results = (len(self.chains) + 3) * math.prod(step.grid) * self.out_channels * FLOAT32_BYTES
         return work + results
-
-    def fixed_bytes(self) -> int:
-        return sum(layer.fixed_bytes() for chain in self.chains for layer in chain)
 
     def multiply_adds(self, grid: Grid) -> int:
         return sum(layer.multiply_adds(grid) for chain in self.chains for layer in chain)
@@ -398,15 +366,10 @@ def generator_layers(config: GeneratorConfig, prefix: str) -> tuple[LayerSpec, .
     return (*layers, post)
 
 
-def generator_spec(config: GeneratorConfig) -> NetworkSpec:
-    """Return the spec of a vocoder that is one generator."""
-    return NetworkSpec(generator_layers(config, ""), stream_axes=(Axis.TIME,))
-
-
 def vocoder_spec(config: VocoderConfig) -> NetworkSpec:
     """Return the vocoder from spectrograms (B, T, 1, 1, 2 * bins), channel by channel, to samples (B, T', 1, 1, 2)."""
     if config.extension is None:
-        return generator_spec(config.generator)
+        return NetworkSpec(generator_layers(config.generator, ""), stream_axes=(Axis.TIME,))
     first = generator_layers(config.generator, "vocoder.")
     second = generator_layers(config.extension.generator, "bwe_generator.")
     enter, leave = extension_layers(config.extension, second)
@@ -467,7 +430,17 @@ def activation_layer(name: str, channels: int) -> ActivationSpec:
         (f"{name}.downsample.lowpass.filter", (FILTER_TAPS,)),
     )
     window = WindowSpec(2 * FILTER_REACH + 1, 1, FILTER_REACH, FILTER_REACH)
-    return ActivationSpec(name, channels, channels, windows=(window, _ALONE, _ALONE), weights=weights, copies=12)
+    # The matrices of its two filters: two outputs for each position, and one for two positions.
+    up, down = FILTER_BLOCK - 1 + FILTER_TAPS // 2, 2 * (FILTER_BLOCK - 1) + FILTER_TAPS
+    return ActivationSpec(
+        name,
+        channels,
+        channels,
+        windows=(window, _ALONE, _ALONE),
+        weights=weights,
+        fixed_bytes=FILTER_BLOCK * (2 * up + down) * FLOAT32_BYTES,
+        copies=12,
+    )
 
 
 def _transposed(name: str, width: int, rate: int, kernel: int) -> TransposedSpec:
@@ -482,6 +455,7 @@ def _transposed(name: str, width: int, rate: int, kernel: int) -> TransposedSpec
         weights=((f"{name}.weight", (out_channels, kernel, width)), (f"{name}.bias", (out_channels,))),
         taps=blocks,
         copies=2 + rate // 2,
+        fixed_bytes=-kernel % rate * width * out_channels * FLOAT32_BYTES,  # of its weight, laid out in whole blocks
         rate=rate,
         kernel=kernel,
         cut=(kernel - rate) // 2,
@@ -501,6 +475,7 @@ def _branches(config: GeneratorConfig, prefix: str, stage: int, width: int) -> B
         width,
         windows=(WindowSpec(2 * side + 1, 1, side, side), _ALONE, _ALONE),
         weights=tuple(weight for chain in chains for layer in chain for weight in layer.weights),
+        fixed_bytes=sum(layer.fixed_bytes for chain in chains for layer in chain),
         chains=chains,
     )
 

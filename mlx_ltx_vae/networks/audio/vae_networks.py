@@ -1,7 +1,9 @@
 """Modules of the audio VAE. Checkpoint names are those in the original files."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,26 +14,18 @@ from ...backend.device import is_cpu
 from ...backend.mlx_utils import take
 from ...shapes import Axis
 from ...streaming.context import Stage, StreamContext, pointwise
-from ...streaming.window import Delay, Trim, View, Window, windowed
+from ...streaming.window import Delay, Trim, View, windowed
 from ..base import AudioEncoder, Decoder, Network, Statistics
 from ..convolution.conv2d import arrange, by_phases, by_taps
 from ..convolution.conv3d import PreparedModule
-from ..layers import add_weights, group_norm, pixel_norm, silu
+from ..layers import add_weights, group_norm, make_window, pixel_norm, silu
 from ..specs import LayerSpec
 from .config import AudioVAEConfig
-from .specs import (
-    GROUPS,
-    ClipAttentionSpec,
-    Conv2DSpec,
-    NetworkPart,
-    decoder_parts,
-    decoder_spec,
-    encoder_parts,
-    encoder_spec,
-)
+from .specs import GROUPS, ClipAttentionSpec, Conv2DSpec, decoder_spec, encoder_spec
 from .spectrogram import resample, spectrogram
 
 _NORM_EPS = 1e-6
+_LAST_PART = re.compile(r"\.conv[12]?$")  # of the names of layers, which is no part of the path of their module
 
 
 def normalize(x: mx.array, norm: nn.Module | None) -> mx.array:
@@ -65,9 +59,6 @@ class Conv2DLayer(PreparedModule):
     @property
     def _uses_products(self) -> bool:
         return is_cpu() and not self.spec.is_strided
-
-    def window(self) -> Window:
-        return Window(Axis.TIME, self.spec.window(Axis.TIME))
 
     def __call__(self, view: View, frames: mx.array) -> mx.array:
         """Convolve the view's positions after norm and activation, padded at the true ends."""
@@ -112,7 +103,11 @@ class Conv2DLayer(PreparedModule):
 
     def stages(self, context: StreamContext, enter: Callable[[mx.array], mx.array] | None = None) -> list[Stage]:
         """Return one stage, which applies `enter` to the positions in view before the convolution."""
-        return [windowed(self.window(), lambda view: self(view, enter(view.frames) if enter else view.frames))]
+        return [
+            windowed(
+                make_window(self.spec, context), lambda view: self(view, enter(view.frames) if enter else view.frames)
+            )
+        ]
 
 
 class ResidualBlock(nn.Module):
@@ -128,7 +123,7 @@ class ResidualBlock(nn.Module):
 
     def stages(self, context: StreamContext) -> list[Stage]:
         """Return one stage per convolution."""
-        outer, inner = self.conv1.window(), self.conv2.window()
+        outer, inner = (make_window(conv.spec, context) for conv in (self.conv1, self.conv2))
         # The first convolution caches its input before the norm, so the skip needs no second copy.
         skip = Delay(Axis.TIME, outer)
 
@@ -173,7 +168,7 @@ class Upsample(nn.Module):
 
     def stages(self, context: StreamContext) -> list[Stage]:
         spec = self.conv.spec
-        window, trim = self.conv.window(), Trim(Axis.TIME, spec.trim)
+        window, trim = make_window(spec, context), Trim(Axis.TIME, spec.trim)
         time, _ = spec.conv_windows
         first, end = 2 * window.spec.before - time.before, 2 * window.spec.after - time.after
 
@@ -191,11 +186,18 @@ def _activate(x: mx.array, norm: nn.Module | None) -> mx.array:
     return silu(normalize(x, norm))
 
 
-def _add_modules(network: Network, parts: Sequence[NetworkPart]) -> None:
-    """Add the modules of the parts at their paths, and the weights of the last norm, which is in no part."""
-    for name, modules in tree_unflatten([(part.path, _make(*part.layers)) for part in parts]).items():
-        network[name] = modules
+def _add_modules(network: Network) -> list[str]:
+    """Add the modules of the layers at their paths, and the weights of the last norm. Return the paths, in order.
+
+    A module has one layer, or two if it is a residual block.
+    """
+    layers = [layer for layer in network.spec.layers if layer.name not in ("unpack", "pack")]
+    groups = groupby(layers, lambda layer: _LAST_PART.sub("", layer.name))
+    modules = [(path, _make(*group)) for path, group in groups]
+    for name, children in tree_unflatten(modules).items():
+        network[name] = children
     add_weights(network, tuple(network.spec.weights.items()))
+    return [path for path, _ in modules]
 
 
 def _make(first: LayerSpec, second: LayerSpec | None = None) -> nn.Module:
@@ -207,8 +209,8 @@ def _make(first: LayerSpec, second: LayerSpec | None = None) -> nn.Module:
     return Upsample(first) if max(first.up) > 1 else Conv2DLayer(first)
 
 
-def _stages(network: Network, parts: Sequence[NetworkPart], context: StreamContext) -> list[Stage]:
-    *modules, conv_out = (network.at(part.path) for part in parts)
+def _stages(network: Network, paths: Sequence[str], context: StreamContext) -> list[Stage]:
+    *modules, conv_out = map(network.at, paths)
     stages = [stage for module in modules for stage in module.stages(context)]
     return stages + conv_out.stages(context, partial(_activate, norm=network.get("norm_out")))
 
@@ -223,7 +225,7 @@ class MelDecoder(Decoder):
     def __init__(self, config: AudioVAEConfig, statistics: Statistics) -> None:
         super().__init__(decoder_spec(config), statistics)
         self._config = config
-        _add_modules(self, decoder_parts(config))
+        self._paths = _add_modules(self)
 
     def stages(self, context: StreamContext) -> list[Stage]:
         config, spec = self._config, self.spec.layers[-1]
@@ -239,7 +241,7 @@ class MelDecoder(Decoder):
                 x = x.transpose(0, 1, 4, 2, 3).reshape(*x.shape[:2], 1, 1, -1)
             return trim.push(x, last)
 
-        return [pointwise(unpack), *_stages(self, decoder_parts(config), context), Stage(pack, trim)]
+        return [pointwise(unpack), *_stages(self, self._paths, context), Stage(pack, trim)]
 
 
 class MelEncoder(AudioEncoder):
@@ -251,7 +253,7 @@ class MelEncoder(AudioEncoder):
     def __init__(self, config: AudioVAEConfig, statistics: Statistics) -> None:
         super().__init__(encoder_spec(config), statistics)
         self._config = config
-        _add_modules(self, encoder_parts(config))
+        self._paths = _add_modules(self)
 
     def prepare(self, waveform: Iterable[np.ndarray], sample_rate: int, frames: int = 256) -> Iterator[mx.array]:
         mel = self._config.mel
@@ -265,4 +267,4 @@ class MelEncoder(AudioEncoder):
             means = x[..., :channels].transpose(0, 1, 4, 2, 3)
             return means.reshape(*x.shape[:2], 1, 1, -1)
 
-        return [*_stages(self, encoder_parts(self._config), context), pointwise(pack)]
+        return [*_stages(self, self._paths, context), pointwise(pack)]

@@ -7,6 +7,7 @@ filters.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,7 +21,7 @@ from ...streaming.window import Delay, View, Window, windowed
 from ..base import Network
 from ..convolution.conv3d import PreparedModule
 from ..layers import add_weights, extend
-from ..specs import LayerSpec
+from ..specs import LayerSpec, NetworkSpec
 from .config import End, ExtensionConfig, GeneratorConfig, VocoderConfig
 from .specs import (
     FILTER_BLOCK,
@@ -29,7 +30,7 @@ from .specs import (
     BranchesSpec,
     SignalSpec,
     TransposedSpec,
-    generator_spec,
+    generator_layers,
     vocoder_spec,
 )
 
@@ -344,12 +345,12 @@ class Generator(Network):
     dtype = mx.float32
 
     def __init__(self, config: GeneratorConfig) -> None:
-        super().__init__(generator_spec(config))
+        super().__init__(NetworkSpec(generator_layers(config, ""), stream_axes=(Axis.TIME,)))
         first, *middle, last = self.spec.layers
         antialiased = config.is_antialiased
-        self.conv_pre = Conv1d(_signal(first))
+        self.conv_pre = Conv1d(cast(SignalSpec, first))
         if antialiased:
-            self.act_post = AntialiasedActivation(_signal(middle.pop()))
+            self.act_post = AntialiasedActivation(cast(SignalSpec, middle.pop()))
         slope = None if antialiased else SLOPE
         self.ups = [TransposedConv1d(spec, slope) for spec in middle if isinstance(spec, TransposedSpec)]
         self.resblocks = [
@@ -358,7 +359,7 @@ class Generator(Network):
             if isinstance(spec, BranchesSpec)
             for chain in spec.chains
         ]
-        self.conv_post = Conv1d(_signal(last))
+        self.conv_post = Conv1d(cast(SignalSpec, last))
         self._end = config.end
 
     def stages(self, context: StreamContext) -> list[Stage]:
@@ -373,11 +374,6 @@ class Generator(Network):
             stages += self.act_post.stages(context)
         slope = None if "act_post" in self else _END_SLOPE
         return [*stages, conv_stage(self.conv_post, slope, end=partial(_finish, end=self._end))]
-
-
-def _signal(spec: object) -> SignalSpec:
-    assert isinstance(spec, SignalSpec)
-    return spec
 
 
 def _mean(parts: list[mx.array]) -> mx.array:
@@ -439,7 +435,8 @@ class ExtendedVocoder(Network):
         config, skip, side = self._extension, Delay(Axis.TIME), RESAMPLE_REACH
         window = Window(Axis.TIME, WindowSpec(config.window, config.hop, config.window - config.hop, 0))
         resampling = Window(Axis.TIME, WindowSpec(2 * side + 1, 1, side, side))
-        resample = Filter(resampling_taps(config.ratio))
+        times = np.arange(config.ratio)[:, None] / config.ratio - np.arange(-side, side + 1)
+        resample = Filter(ROLLOFF * windowed_sinc(ROLLOFF * times))  # to `ratio` samples per sample
         num_inputs = num_outputs = 0  # samples of the waveform without padding, and samples of the result
         last_shape: tuple[int, ...] = ()
 
@@ -474,14 +471,3 @@ class ExtendedVocoder(Network):
             return mx.clip(x[:, :count] + skip.take(start, count), -1, 1) if count > 0 else None
 
         return [Stage(enter, window, resampling, skip), *self.bwe_generator.stages(context), Stage(leave, skip)]
-
-
-def resampling_taps(ratio: int) -> np.ndarray:
-    """Return a windowed sinc (ratio, K), which makes `ratio` samples per sample."""
-    times = np.arange(ratio)[:, None] / ratio - np.arange(-RESAMPLE_REACH, RESAMPLE_REACH + 1)
-    return ROLLOFF * windowed_sinc(ROLLOFF * times)
-
-
-def make_vocoder(config: VocoderConfig) -> Generator | ExtendedVocoder:
-    """Return a vocoder with weights of zero."""
-    return Generator(config.generator) if config.extension is None else ExtendedVocoder(config, config.extension)

@@ -17,7 +17,7 @@ from ..layers import add_weights, depth_to_space, gated_silu, inverse_rms, linea
 from ..specs import LayerSpec, Shapes
 from .attention import Queue, Tables, attend, rotate
 from .neighborhood import Times, WindowStarts, tokens_at_once
-from .specs import MODULATION_ROWS, SINUSOID_CHANNELS, AttentionSpec, MLPSpec
+from .specs import MODULATION_ROWS, AttentionSpec, MLPSpec
 
 _NORM_EPS = 1e-6
 _BOUND_MARGIN = 1.1  # for rounding of normalized queries and keys
@@ -255,7 +255,7 @@ class TimestepEmbedder(nn.Module):
 
     def __call__(self, timesteps: mx.array) -> mx.array:
         linear1, _, linear2 = self.mlp
-        return linear2(nn.silu(linear1(sinusoid(timesteps, SINUSOID_CHANNELS)))).astype(mx.float32)
+        return linear2(nn.silu(linear1(sinusoid(timesteps)))).astype(mx.float32)
 
 
 class SharedModulation(nn.Module):

@@ -223,10 +223,8 @@ _LTX_2_5: dict[str, Any] = {
 def ltx_2_5(base_channels: int = _BASE_CHANNELS) -> DiffusionVAEConfig:
     """Return LTX-2.5's decoder without its encoder, as narrow as a conv decoder with this many base channels."""
     raw = raw_ltx_2_5(base_channels)
-    output = raw["model_output_type"]
-    return DiffusionVAEConfig(
-        None, parse_decoder_config(raw["decoder"], output, GENERATION, is_fused=True, has_gates=False)
-    )
+    decoder = parse_decoder_config(raw["decoder"], raw["model_output_type"], GENERATION, is_fused=True)
+    return DiffusionVAEConfig(None, decoder)
 
 
 def raw_ltx_2_5(base_channels: int, in_channels: int = _LATENT_CHANNELS) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from typing import Any
 from ...errors import CheckpointError, option, warn
 from ..base import CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
 from ..specs import Shapes
-from ..stored import anything, needed, read_config
+from ..stored import ANYTHING, needed, read_config
 from ..video_vae.block_types import KERNEL
 from ..video_vae.config import VAEConfig
-from ..video_vae.family import CONV_VAE, network_prefixes
+from ..video_vae.family import CONV_VAE, PREFIXES
 from ..video_vae.networks import ConvEncoder
 from .config import (
     CLASS_NAME,
@@ -45,7 +45,7 @@ _SPELLINGS = {
 
 _DIFFUSERS_CLASS = "LTX2VideoDiffusionDecoderModel"
 
-_KEYS = dict.fromkeys(("_class_name", "dims", "model_output_type", "encoder", "decoder"), anything())
+_KEYS = dict.fromkeys(("_class_name", "dims", "model_output_type", "encoder", "decoder"), ANYTHING)
 # Keys of diffusers' config.json by the original keys. A file must have all of them.
 _DIFFUSERS_NAMES = {
     "in_channels": "latent_channels",
@@ -64,9 +64,9 @@ _NEEDED = (
     *_DIFFUSERS_NAMES.values(), "decoder_model_output_type", "decoder_upsample_strides",
     "decoder_upsample_channel_reductions",
 )  # fmt: skip
-_DIFFUSERS_KEYS = dict.fromkeys(_NEEDED, needed(anything())) | dict.fromkeys(
+_DIFFUSERS_KEYS = dict.fromkeys(_NEEDED, needed(ANYTHING)) | dict.fromkeys(
     ("spatial_compression_ratio", "temporal_compression_ratio", "scaling_factor", "decoder_keyframe_type_embedding"),
-    anything(),
+    ANYTHING,
 )
 
 
@@ -78,7 +78,7 @@ def find(shapes: Shapes) -> NetworkTensors:
 
 
 def _find_decoder(shapes: Shapes) -> dict[str, str]:
-    for prefix in network_prefixes("decoder"):
+    for prefix in PREFIXES["decoder"]:
         if prefix + _MARK in shapes or any(name.startswith(tuple(prefix + stem for stem in _STEMS)) for name in shapes):
             stored_names = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
             tensors = {

@@ -250,15 +250,11 @@ def _scores(block: Block) -> int:
     return math.prod(segment.size * segment.window for segment in block)
 
 
-def whole_starts(length: int, kernel: int) -> list[int]:
-    """Return the positions where the windows of a whole axis begin."""
-    return [min(max(0, index - kernel // 2), length - kernel) for index in range(length)]
-
-
 @lru_cache
 def _whole_axis(length: int, kernel: int, size: int) -> tuple[Segment, ...]:
     length = max(length, kernel)
-    return segments(whole_starts(length, kernel), kernel, size)
+    starts = [min(max(0, index - kernel // 2), length - kernel) for index in range(length)]
+    return segments(starts, kernel, size)
 
 
 def _whole_axes(grid: Grid, kernel: Grid, size: int, times: Times) -> list[tuple[Segment, ...]]:

@@ -95,56 +95,57 @@ class Padding:
         return extend(joined, self._axis, before, after)
 
 
-class GhostCut:
-    """Callable that drops the frames of ghosts in one stream. Ghosts follow the clip, whose length is then known.
+def ghost_cut(
+    axis: Axis, padding: Padding, scale: ScaleFactors, first_frame: int, planes: int
+) -> Callable[[mx.array], mx.array | None]:
+    """Return a function that drops the frames of ghosts in one stream, which begins at `first_frame` of the clip.
 
-    `first_frame` is the frame of the clip at which the stream begins. The last frames of each piece are keyframe
-    `planes`.
+    It takes the next piece (B, T, H, W, C), and returns `None` if all of its frames are ghosts. Ghosts follow the clip,
+    whose length is then known. The last frames of each piece are keyframe `planes`.
     """
+    start = first_frame  # frames of the clip before the next piece
 
-    def __init__(
-        self, axis: Axis, padding: Padding, scale: ScaleFactors, first_frame: int = 0, planes: int = 0
-    ) -> None:
-        self._axis, self._padding, self._scale, self._planes = axis, padding, scale, planes
-        self._frames = first_frame  # frames of the clip before the next piece
-
-    def __call__(self, x: mx.array) -> mx.array | None:
-        """Return the frames (B, T, H, W, C) of the next piece that are not ghosts, or `None` if all are ghosts."""
-        if self._axis is Axis.TIME and not self._padding.closed:
-            self._frames += x.shape[1]
+    def cut(x: mx.array) -> mx.array | None:
+        nonlocal start
+        if axis is Axis.TIME and not padding.closed:
+            start += x.shape[1]
             return x
-        frames = self._scale.time * (sum(self._padding.extents[Axis.TIME]) - 1) + 1
-        if self._axis is Axis.TIME:
-            frames, self._frames = max(0, frames - self._frames), self._frames + x.shape[1]
-        if self._planes:
-            end = x.shape[1] - self._planes
-            return mx.concatenate([x[:, : min(frames - self._frames, end)], x[:, end:]], axis=1)
+        frames = scale.time * (sum(padding.extents[Axis.TIME]) - 1) + 1
+        if axis is Axis.TIME:
+            frames, start = max(0, frames - start), start + x.shape[1]
+        if planes:
+            end = x.shape[1] - planes
+            return mx.concatenate([x[:, : min(frames - start, end)], x[:, end:]], axis=1)
         return take(x, Axis.TIME, 0, min(frames, x.shape[1])) if frames else None
 
+    return cut
 
-class Cut:
-    """Callable that removes the pixels of the padding from a stream."""
 
-    def __init__(self, axis: Axis, extents: Extents, scale: ScaleFactors) -> None:
-        self._axis, self._extents, self._scale = axis, extents, scale
-        self._length = 0  # pixels so far along the axis of the stream
+def padding_cut(stream_axis: Axis, extents: Extents, scale: ScaleFactors) -> Callable[[mx.array], mx.array | None]:
+    """Return a function that removes the pixels of the padding from a stream.
 
-    def __call__(self, x: mx.array) -> mx.array | None:
-        """Return the pixels (B, T, H, W, C) of the next piece that belong to the clip, or `None` if there are none."""
+    It takes the next piece (B, T, H, W, C), and returns `None` if none of its pixels belong to the clip.
+    """
+    start = 0  # pixels so far along the axis of the stream
+
+    def cut(x: mx.array) -> mx.array | None:
+        nonlocal start
         for axis in Axis:
-            before, after, length = self._extents[axis]
-            factor = self._scale[axis.grid]
+            before, after, length = extents[axis]
+            factor = scale[axis.grid]
             begin = before * factor
             # Only a clip that is too short is padded, and all of it arrives before the first pixels are returned.
             end = begin + length * factor - (factor - 1 if axis is Axis.TIME else 0) if before + after else None
-            if axis is self._axis:
-                start, self._length = self._length, self._length + x.shape[axis]
+            if axis is stream_axis:
                 begin, end = max(0, begin - start), None if end is None else max(0, end - start)
+                start += x.shape[axis]
             if begin or end is not None:
                 x = take(x, axis, begin, x.shape[axis] if end is None else min(end, x.shape[axis]))
             if not x.shape[axis]:
                 return None
         return x
+
+    return cut
 
 
 class DiffusionDecoder(Decoder):
@@ -192,18 +193,18 @@ class DiffusionDecoder(Decoder):
         is_default = steps == config.steps and not planes
         spec = self.spec if is_default else decoder_spec(config, steps, keyframes, first_frame)
         padding = Padding(axis, spec.added, config.ghost_frames, clip, len(planes))
-        ghosts = GhostCut(axis, padding, config.scale, first_frame, len(planes))
+        cut_ghosts = ghost_cut(axis, padding, config.scale, first_frame, len(planes))
         specs = {layer.name: layer for layer in spec.layers if isinstance(layer, AttentionSpec)}
         stages = [Stage(partial(self._enter, padding, len(planes)), padding)]
         for index, (blocks, upsample) in enumerate(zip(self.det_stages, self.upsamples, strict=True)):
             for block in blocks:
                 stages += block.stages(context, tables=tables, spec=specs[f"det_stages.{index}.0.attn"])
             is_last = upsample is self.upsamples[-1]
-            stages += upsample.stages(context, ghosts if is_last else None, len(planes))
+            stages += upsample.stages(context, cut_ghosts if is_last else None, len(planes))
         delay = Delay(axis, readers=steps * len(self.diff_blocks))
         for step in range(steps):
             stages += self._denoising_step(step, steps, spec, delay, context, tables)
-        cut = Cut(axis, padding.extents, config.scale)
+        cut = padding_cut(axis, padding.extents, config.scale)
 
         def leave(x: mx.array | None, last: bool) -> mx.array | None:
             pixels = None if x is None else unpatchify(x[:, : x.shape[1] - len(planes)], config.patch_size)

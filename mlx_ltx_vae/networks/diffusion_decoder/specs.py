@@ -8,13 +8,11 @@ from functools import partial
 from ...backend.machine import FLOAT32_BYTES, Backend, Machine
 from ...errors import CheckpointError
 from ...shapes import Axis, Grid, TileRules, WindowSpec
-from ..specs import PLANES, LayerSpec, NetworkSpec, Step, Weights, linear_weights
+from ..specs import PLANES, SINUSOID_CHANNELS, LayerSpec, NetworkSpec, Step, Weights, linear_weights
 from ..video_vae.config import encoder_spec
 from .config import DecoderConfig, DiffusionVAEConfig, Prediction, StageConfig
 from .neighborhood import BLOCKS, CALLS_UNDER_WAY, Times, computed_scores, tokens_at_once, workspace_bytes
 
-#: Channels of the sinusoid of a noise level.
-SINUSOID_CHANNELS = 256
 #: Rows of a modulation: scale, shift and gate of the attention and of the MLP, and the gate of the context. The gates
 #: have no effect: a checkpoint's gates are static, and separate tensors.
 MODULATION_ROWS = 7

@@ -9,12 +9,12 @@ from typing import Any
 from ...errors import CheckpointError
 from ...shapes import DEFAULT_SCALE, Scaled, ScaleFactors
 from ...streaming.context import Stage, StreamContext, pointwise
-from ..base import CheckpointParts, Configuration, Decoder, Family, Network, NetworkTensors, Statistics
+from ..base import CheckpointParts, Configuration, Decoder, Family, NetworkTensors
 from ..layers import add_weights, interleave
 from ..specs import LayerSpec, NetworkSpec, Shapes
-from ..stored import Key, grid, is_number, read_config, word
+from ..stored import WORD, Key, grid, is_number, read_config
 
-_KEYS = {"scale": grid(1024, DEFAULT_SCALE), "vae": word(), "psnr": Key(is_number, "expected a number")}
+_KEYS = {"scale": grid(1024, DEFAULT_SCALE), "vae": WORD, "psnr": Key(is_number, "expected a number")}
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,6 @@ class LatentRGBConfig(Scaled):
     @property
     def scale(self) -> ScaleFactors:
         return self.cell
-
-
-def parse_config(raw: Mapping[str, Any], latent_channels: int, patch_size: int, source: str) -> LatentRGBConfig:
-    """Parse the configuration from the JSON object of a checkpoint and the sizes of its tensors."""
-    values = read_config(raw, _KEYS, f"{source}: its configuration")
-    return LatentRGBConfig(latent_channels, patch_size, ScaleFactors(*values["scale"]), values["vae"], values["psnr"])
 
 
 WEIGHT, BIAS = "to_rgb.weight", "to_rgb.bias"
@@ -101,17 +95,15 @@ def _configure(
             f"{parts.source}: decoder.{WEIGHT} has the shape {shape}; expected (3*p*p, channels) for p*p pixels; fit "
             "it again."
         )
-    return Configuration(parse_config(raw, shape[1], size, parts.source), {_NAME: raw})
+    values = read_config(raw, _KEYS, f"{parts.source}: its configuration")
+    rgb_config = LatentRGBConfig(shape[1], size, ScaleFactors(*values["scale"]), values["vae"], values["psnr"])
+    return Configuration(rgb_config, {_NAME: raw})
 
 
 def _spec(config: LatentRGBConfig, network: str) -> NetworkSpec:
     if network != "decoder":
         raise CheckpointError(f"a projection from latents to pictures has no {network}.")
     return decoder_spec(config)
-
-
-def _make(config: LatentRGBConfig, network: str, statistics: Statistics | None) -> Network:
-    return LatentRGBDecoder(config)
 
 
 def _describe(config: LatentRGBConfig) -> dict[str, Any]:
@@ -128,7 +120,7 @@ LATENT_RGB = Family(
     choose_config=_choose_config,
     configure=_configure,
     spec=_spec,
-    make=_make,
+    make=lambda config, network, statistics: LatentRGBDecoder(config),
     describe=_describe,
     published={"latent-rgb": lambda *_: LatentRGBConfig(_CHANNELS, _PATCH_SIZE)},  # it has no width
     published_dtype="float32",

@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from ...errors import CheckpointError
-from ..base import NETWORKS, CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
+from ..base import NETWORKS, CheckpointParts, Configuration, Family, NetworkTensors
 from ..specs import Shapes
-from ..stored import only, read_config, whole, word
+from ..stored import WORD, only, read_config, whole
 from .config import (
     ENCODER_WIDTH,
     LEVELS,
@@ -25,7 +25,7 @@ from .config import (
 from .networks import PreviewDecoder, PreviewEncoder
 
 _CLASS = "TAEHV"
-_KEYS = {"_class_name": only(_CLASS), "generation": word(), "latent_channels": whole(4096, LTX_CHANNELS)}
+_KEYS = {"_class_name": only(_CLASS), "generation": WORD, "latent_channels": whole(4096, LTX_CHANNELS)}
 #: Two files with equal shapes, which their names tell apart.
 _NAMES = ("taeltx2_3", "taeltx_2")
 _UNKNOWN = "taeltx_2 or taeltx2_3"
@@ -110,10 +110,6 @@ def _generation(source: str, widths: tuple[int, ...] | None) -> str:
     return next((name for name in _NAMES if name in source.lower()), _UNKNOWN)
 
 
-def _make(config: PreviewConfig, network: str, statistics: Statistics | None) -> Network:
-    return PreviewEncoder(config) if network == "encoder" else PreviewDecoder(config)
-
-
 def _published(widths: tuple[int, ...], group_width: int | None, base_channels: int = 128) -> PreviewConfig:
     """Return a configuration as narrow as a conv VAE with this many base channels; LTX-2.3 has 128."""
     n0, n1, n2, n3, encoder = (max(1, width * base_channels // 128) for width in (*widths, ENCODER_WIDTH))
@@ -140,7 +136,7 @@ PREVIEW_VAE = Family(
     choose_config=choose_config,
     configure=configure,
     spec=network_spec,
-    make=_make,
+    make=lambda config, network, statistics: (PreviewEncoder if network == "encoder" else PreviewDecoder)(config),
     describe=_describe,
     stills=partial(replace, output=OutputKind.STILLS),
     computes_in_half=NETWORKS,

@@ -1,8 +1,10 @@
 """Tiny decoder and encoder, and their layers, each written for a stream. Arrays are (B, T, H, W, C)."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any, cast
 
 import mlx.core as mx
@@ -16,18 +18,7 @@ from ..base import Decoder, Encoder
 from ..convolution.conv2d import Conv2d
 from ..layers import add_weights, depth_to_space_order, extend, interleave, make_window, pad, space_to_depth
 from ..specs import LayerSpec, Weights
-from .config import (
-    BLOCKS,
-    FRAMES,
-    LEVELS,
-    PATCH,
-    POOLS,
-    FrameLayerSpec,
-    OutputKind,
-    PreviewConfig,
-    decoder_spec,
-    encoder_spec,
-)
+from .config import FRAMES, PATCH, FrameLayerSpec, OutputKind, PreviewConfig, decoder_spec, encoder_spec
 
 Pointwise = Callable[[mx.array], mx.array]
 
@@ -37,15 +28,17 @@ _LIMIT = 3  # latents are squashed to (-3, 3)
 class FrameConv(Conv2d):
     """Convolution with its window: one stage. Checkpoint keys: `weight`, `bias` if it has one."""
 
-    def __init__(self, spec: FrameLayerSpec, order: Sequence[int] | None = None) -> None:
+    def __init__(self, spec: FrameLayerSpec) -> None:
         (_, shape), *bias = spec.weights
+        # Channels that become positions, (c, time, rows, columns) in checkpoints, are ordered for `interleave`.
+        is_rearranged = math.prod(spec.up) > 1 and not spec.is_upsampled
         super().__init__(
             shape,
             has_bias=len(bias) > 0,
             groups=spec.groups,
             stride=spec.down[1],
             is_upsampled=spec.is_upsampled,
-            order=order,
+            order=depth_to_space_order(shape[0], spec.up) if is_rearranged else None,
         )
         self.spec = spec
 
@@ -57,12 +50,18 @@ class FrameConv(Conv2d):
         return self(frames, (padding[0], padding[1]), upsamples=upsamples)
 
     def stages(
-        self, context: StreamContext, *, enter: Pointwise | None = None, leave: Pointwise, upsamples: bool = True
+        self,
+        context: StreamContext,
+        *,
+        enter: Pointwise | None = None,
+        leave: Pointwise | None = None,
+        upsamples: bool = True,
     ) -> list[Stage]:
         """Return one stage. `enter` is applied to the input before it is cached, `leave` to the result in float32."""
 
         def compute(view: View) -> mx.array:
-            return leave(self.convolve(view, context, upsamples=upsamples)).astype(self.dtype)
+            result = self.convolve(view, context, upsamples=upsamples)
+            return (result if leave is None else leave(result)).astype(self.dtype)
 
         return [windowed(make_window(self.spec, context), compute, enter=enter)]
 
@@ -215,13 +214,8 @@ class PreviewDecoder(Decoder):
 
     def __init__(self, config: PreviewConfig, layers: list[Any] | None = None) -> None:
         super().__init__(decoder_spec(config))
-        specs = {layer.name: cast(FrameLayerSpec, layer) for layer in self.spec.layers}
         block = MemoryBlock if config.group_width is None else GroupedMemoryBlock
-        kinds: dict[int, Callable[..., nn.Module]] = {1: FrameConv, LEVELS[-1] + 7: _to_colors}
-        for start in LEVELS:
-            kinds |= dict.fromkeys(range(start, start + BLOCKS), block)
-            kinds |= {start + 4: Growth, start + 5: FrameConv}
-        self.layers = _make_layers(kinds, specs) if layers is None else layers
+        self.layers = _make_layers(self.spec.layers, block) if layers is None else layers
         self._config = config
 
     def stills(self, *, small: bool = False) -> "PreviewDecoder":
@@ -239,7 +233,7 @@ class PreviewDecoder(Decoder):
                 stages += layer.stages(context, grows=spec.up[0] == 2, trim=spec.trim)
             elif isinstance(spec, FrameLayerSpec):
                 enter = {1: _squash, len(self.layers) - 1: relu}.get(index)
-                leave = {1: relu, len(self.layers) - 1: _to_pixels}.get(index, _same)
+                leave = {1: relu, len(self.layers) - 1: _to_pixels}.get(index)
                 stages += layer.stages(context, enter=enter, leave=leave, upsamples=spec.is_upsampled)
         return stages
 
@@ -253,50 +247,36 @@ class PreviewEncoder(Encoder):
 
     def __init__(self, config: PreviewConfig) -> None:
         super().__init__(encoder_spec(config))
-        specs = {layer.name: cast(FrameLayerSpec, layer) for layer in self.spec.layers}
-        kinds: dict[int, Callable[..., nn.Module]] = {0: FrameConv, POOLS[-1] + 5: FrameConv}
-        for start in POOLS:
-            kinds |= {start: Pool, start + 1: FrameConv}
-            kinds |= dict.fromkeys(range(start + 2, start + 2 + BLOCKS), MemoryBlock)
-        self.layers = _make_layers(kinds, specs)
+        self.layers = _make_layers(self.spec.layers[2:])  # without the grouping of frames and pixels
 
     def stages(self, context: StreamContext) -> list[Stage]:
         stages = [whole_groups(context), pointwise(_from_pixels)]
         for index, layer in enumerate(self.layers):
             if isinstance(layer, FrameConv):
-                stages += layer.stages(context, leave=relu if index == 0 else _same)
+                stages += layer.stages(context, leave=relu if index == 0 else None)
             elif isinstance(layer, (MemoryBlock, Pool)):
                 stages += layer.stages(context)
         return stages
 
 
-def _make_layers(kinds: Mapping[int, Callable[..., nn.Module]], specs: dict[str, FrameLayerSpec]) -> list[Any]:
+def _make_layers(specs: Sequence[LayerSpec], block: Callable[..., nn.Module] = MemoryBlock) -> list[Any]:
     """Return the modules by their index in the checkpoint, which counts activations and resampling as well."""
     layers: list[Any] = []
-    for index in range(1 + max(kinds)):
-        kind = kinds.get(index, nn.Identity)
-        prefix = f"layers.{index}"
-        if kind is nn.Identity:
-            layers.append(nn.Identity())
-        elif kind in (MemoryBlock, GroupedMemoryBlock):
-            layers.append(kind(*(spec for name, spec in specs.items() if name.startswith(f"{prefix}."))))
+    for index, group in groupby(specs, lambda spec: int(spec.name.split(".")[1])):
+        layers += [nn.Identity() for _ in range(index - len(layers))]
+        first, *others = cast(Iterator[FrameLayerSpec], group)
+        if others:
+            layers.append(block(first, *others))
+        elif len(first.weights[0][1]) > 2:
+            layers.append(FrameConv(first))
         else:
-            layers.append(kind(specs[prefix]))
+            layers.append(Pool(first) if first.down[0] > 1 else Growth(first))
     return layers
-
-
-def _to_colors(spec: FrameLayerSpec) -> FrameConv:
-    """Return the last convolution, with the checkpoint's channels (c, rows, columns) reordered for `interleave`."""
-    return FrameConv(spec, depth_to_space_order(spec.weights[0][1][0], (1, PATCH, PATCH)))
 
 
 def _squash(x: mx.array) -> mx.array:
     wide = x.astype(mx.float32)
     return (_LIMIT * mx.tanh(wide / _LIMIT)).astype(x.dtype)
-
-
-def _same(x: mx.array) -> mx.array:
-    return x
 
 
 def _to_pixels(x: mx.array) -> mx.array:

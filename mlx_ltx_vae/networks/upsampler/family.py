@@ -12,12 +12,12 @@ from ...errors import CheckpointError
 from ...shapes import Axis
 from ...streaming.context import Stage, StreamContext, pointwise
 from ..base import UPSAMPLERS, CheckpointParts, Configuration, Family, Network, NetworkTensors
-from ..convolution.conv2d import Conv2d
 from ..convolution.conv3d import Conv3d
 from ..layers import add_weights, depth_to_space_order, extend, group_norm, interleave, silu
 from ..preview_vae.config import FrameLayerSpec
+from ..preview_vae.networks import FrameConv
 from ..specs import ConvSpec, LayerSpec, PaddingMode, Shapes
-from ..stored import anything, choice, flag, read_config, whole
+from ..stored import ANYTHING, choice, flag, read_config, whole
 from .config import GROUPS, GroupNormSpec, UpsamplerConfig, upsampler_spec
 
 _EPS = 1e-5
@@ -58,13 +58,12 @@ class UpsamplerNetwork(Network):
         return _blur(x, module.kernel, spec.down[1])
 
 
-def _make_conv(spec: ConvSpec | FrameLayerSpec) -> Conv2d | Conv3d:
+def _make_conv(spec: ConvSpec | FrameLayerSpec) -> FrameConv | Conv3d:
     """Return a convolution whose channels, (c, time, rows, columns) in checkpoints, are ordered for `interleave`."""
-    (_, shape), _ = spec.weights
-    order = depth_to_space_order(shape[0], spec.up) if math.prod(spec.up) > 1 else None
-    if isinstance(spec, ConvSpec):
-        return Conv3d(spec.in_channels, shape[0], order=order, rule=spec.rule)
-    return Conv2d(shape, order=order)
+    if isinstance(spec, FrameLayerSpec):
+        return FrameConv(spec)
+    order = depth_to_space_order(spec.conv_channels, spec.up) if math.prod(spec.up) > 1 else None
+    return Conv3d(spec.in_channels, spec.conv_channels, order=order)
 
 
 def _blur(x: mx.array, kernel: mx.array, stride: int) -> mx.array:
@@ -85,7 +84,7 @@ _STEMS = ("initial_conv", "initial_norm", "res_blocks", "upsampler", "post_upsam
 _RATIOS = {0.75: (3, 4), 1.5: (3, 2), 2.0: (2, 1), 4.0: (4, 1)}
 # What is missing is read off the tensors. diffusers has other names for the options of the resampler, and null.
 _KEYS = {
-    "_class_name": anything(),
+    "_class_name": ANYTHING,
     "in_channels": whole(2**14),
     "mid_channels": whole(2**16),
     "num_blocks_per_stage": whole(256),

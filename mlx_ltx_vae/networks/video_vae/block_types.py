@@ -9,6 +9,7 @@ from ...errors import CheckpointError, quote
 from ...shapes import Axis, WindowSpec
 from ..convolution.rules import ConvRule, choose
 from ..specs import (
+    SINUSOID_CHANNELS,
     Activation,
     ConvSpec,
     FrameAttentionSpec,
@@ -23,7 +24,6 @@ from ..stored import Key, flag, is_number, read_config, whole
 
 #: The size of every convolution.
 KERNEL = (3, 3, 3)
-_EMBEDDING = 256  # channels of the sinusoidal timestep embedding
 
 
 class NetworkOptions(NamedTuple):
@@ -66,8 +66,6 @@ class BlockName(NamedTuple):
     type: BlockType
     multiplier: int = 0
     stride: Stride = (1, 1, 1)
-    residual: bool = False
-    takes_noise: bool = False
 
 
 def conv_layer(
@@ -102,7 +100,7 @@ def conv_layer(
 def embedder_weights(name: str, channels: int) -> Weights:
     """Return the weights of a time embedder with `channels` output channels."""
     path = f"{name}.timestep_embedder"
-    first = linear_weights(f"{path}.linear_1", _EMBEDDING, channels)
+    first = linear_weights(f"{path}.linear_1", SINUSOID_CHANNELS, channels)
     return first + linear_weights(f"{path}.linear_2", channels, channels)
 
 
@@ -177,7 +175,7 @@ ATTENTION = BlockType("attention", _attention)
 
 _STRIDES = {"compress_space": (1, 2, 2), "compress_time": (2, 1, 1), "compress_all": (2, 2, 2)}
 _BOTH = {
-    "res_x": BlockName(RES_STACK, takes_noise=True),
+    "res_x": BlockName(RES_STACK),
     "res_x_y": BlockName(RES_CHANGE, 2),
     "attn": BlockName(ATTENTION),
 }
@@ -187,7 +185,7 @@ ENCODER_BLOCKS: dict[str, BlockName] = {
     **_BOTH,
     **{name: BlockName(STRIDED, 0, stride) for name, stride in _STRIDES.items()},
     **{f"{name}_x_y": BlockName(STRIDED, 2, stride) for name, stride in _STRIDES.items()},
-    **{f"{name}_res": BlockName(DOWNSAMPLE, 2, stride, residual=True) for name, stride in _STRIDES.items()},
+    **{f"{name}_res": BlockName(DOWNSAMPLE, 2, stride) for name, stride in _STRIDES.items()},
 }
 DECODER_BLOCKS: dict[str, BlockName] = {
     **_BOTH,
@@ -219,23 +217,8 @@ class _Entry(NamedTuple):
     meaning: BlockName
     options: dict[str, Any]
     path: str
-
-    @property
-    def factor(self) -> float:
-        """Factor of the width in the list, or 1 if the list has the width itself."""
-        if not self.meaning.multiplier or self.options["out_channels"]:
-            return 1
-        factor = self.options["multiplier"] or self.meaning.multiplier
-        return int(factor) if factor == int(factor) else factor
-
-    @property
-    def lists_width(self) -> bool:
-        """Return whether the list says how the width changes. Lists of pruned networks leave it out."""
-        return self.meaning.type is not RES_CHANGE or bool(self.options["multiplier"] or self.options["out_channels"])
-
-    @property
-    def is_exact(self) -> bool:
-        return self.lists_width and isinstance(self.factor, int)
+    factor: float  # of the width, or 1 if the list has the width itself
+    lists_width: bool  # whether the list says how the width changes; lists of pruned networks leave it out
 
     def out_width(self, network: str, width: int) -> int:
         """Return the width after the block, according to the list."""
@@ -269,8 +252,8 @@ def resolve_blocks(
             widths.append(entry.out_width(network, widths[-1]))
     else:
         widths, first_weight = _stored_widths(network, entries, options, source, shapes)
-        is_exact = network == "encoder" or all(entry.is_exact for entry in entries)
-        if base_channels and first_width != widths[0] and is_exact:
+        is_exact = all(entry.lists_width and isinstance(entry.factor, int) for entry in entries)
+        if base_channels and first_width != widths[0] and (is_exact or network == "encoder"):
             raise CheckpointError(
                 f"{source}: its {network}_base_channels = {base_channels} and its blocks make {first_width} channels "
                 f"before the first block, but the tensor {network}.{first_weight} takes {widths[0]}; use the "
@@ -292,10 +275,14 @@ def _read_entries(network: str, blocks: Sequence[Any], source: str) -> list[_Ent
         options = read_config(raw_block, _OPTIONS, f"{source}: block {quote(name)}")
         if options["inject_noise"] and network == "encoder":
             raise CheckpointError(f"{source}: its encoder injects noise, which no known encoder does.")
-        if options["inject_noise"] and not meaning.takes_noise:
+        if options["inject_noise"] and meaning.type is not RES_STACK:
             kind = meaning.type.name
             raise CheckpointError(f"{source}: its decoder injects noise in a {kind} block, which is not known.")
-        entries.append(_Entry(name, meaning, options, f"{STEMS[network]}.{index}"))
+        multiplier, out_channels = options["multiplier"], options["out_channels"]
+        factor = (multiplier or meaning.multiplier) if meaning.multiplier and not out_channels else 1
+        factor = int(factor) if factor == int(factor) else factor
+        lists_width = meaning.type is not RES_CHANGE or bool(multiplier or out_channels)
+        entries.append(_Entry(name, meaning, options, f"{STEMS[network]}.{index}", factor, lists_width))
     num_layers = sum(entry.options["num_layers"] for entry in entries)
     if num_layers > _MAX_LAYERS:
         raise CheckpointError(
@@ -319,7 +306,7 @@ def _stored_widths(
         if weight is not None:
             width = _stored_width(network, weight, entry.name, source, shapes)
         expected = entry.out_width(network, width)
-        tolerance = 0 if entry.is_exact else _FRACTION_TOLERANCE * expected
+        tolerance = 0 if isinstance(entry.factor, int) else _FRACTION_TOLERANCE * expected
         if entry.lists_width and abs(expected - widths[0]) > tolerance:
             raise CheckpointError(
                 f"{source}: the block {network}.{entry.path} ({entry.name}) of its configuration makes {expected} "
@@ -343,8 +330,7 @@ def _stored_width(network: str, weight: str, kind: str, source: str, shapes: Sha
 def _make_block(network: str, entry: _Entry, width: int, out_width: int, source: str) -> BlockConfig:
     """Make a block; refuse widths that its rearrangement of channels cannot have."""
     meaning, options = entry.meaning, entry.options
-    has_option = network == "decoder" and options["residual"] is not None
-    residual = options["residual"] if has_option else meaning.residual
+    residual = meaning.type is DOWNSAMPLE if network == "encoder" else bool(options["residual"])
     cells = math.prod(meaning.stride)
     is_valid = width > 0 and out_width > 0
     if is_valid and meaning.type is DOWNSAMPLE:

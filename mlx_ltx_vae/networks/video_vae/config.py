@@ -6,19 +6,18 @@ Strings from a checkpoint become enums and block types here.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...errors import CheckpointError, quote, warn
 from ...shapes import Axis, Scaled, ScaleFactors, WindowSpec
 from ..convolution.rules import ConvRule, choose
 from ..specs import Activation, ConvSpec, LayerSpec, NetworkSpec, PaddingMode, Shapes
-from ..stored import Key, anything, flag, listing, only, read_config, whole, word
+from ..stored import ANYTHING, Key, choice, flag, listing, only, read_config, whole
 from .block_types import (
     ENCODER_BLOCKS,
     STEMS,
     STRIDED,
     BlockConfig,
-    BlockType,
     NetworkOptions,
     conv_layer,
     embedder_weights,
@@ -27,7 +26,7 @@ from .block_types import (
 
 _MAX_STRIDE = 64  # along each axis; published networks have 8. A plan counts the frames of a step one by one.
 
-_PADDING = {mode.value: mode for mode in PaddingMode}
+_PADDING = choice(*(mode.value for mode in PaddingMode))
 # Forms of the encoder's log-variance, which latents do not need: its channels per latent channel, and for all of them.
 _LOG_VARIANCE = {"uniform": (0, 1), "per_channel": (1, 0), "constant": (0, 1), "none": (0, 0)}
 
@@ -43,7 +42,8 @@ def _is_block(value: Any) -> bool:
 
 
 _BLOCKS = listing(_is_block, _MAX_BLOCKS, f"1 to {_MAX_BLOCKS} blocks, each [name, options]")
-_KEYS: dict[str, Key] = {
+#: Keys of a configuration of the original.
+KEYS: dict[str, Key] = {
     "_class_name": only(CLASS_NAME),
     "dims": only(3),
     "in_channels": only(3),
@@ -60,10 +60,8 @@ _KEYS: dict[str, Key] = {
     "decoder_base_channels": whole(2**16),
     "timestep_conditioning": flag(False),
     "causal_decoder": flag(False),
-    "latent_log_var": word("uniform"),
-    "spatial_padding_mode": word(),
-    "encoder_spatial_padding_mode": word(),
-    "decoder_spatial_padding_mode": word(),
+    "latent_log_var": choice(*_LOG_VARIANCE, default="uniform"),
+    **dict.fromkeys(("spatial_padding_mode", "encoder_spatial_padding_mode", "decoder_spatial_padding_mode"), _PADDING),
     "blocks": _BLOCKS,
     "encoder_blocks": _BLOCKS,
     "decoder_blocks": _BLOCKS,
@@ -73,7 +71,7 @@ _KEYS: dict[str, Key] = {
             "norm_num_groups", "latents_mean", "latents_std", "ltx_variant", "condition_encoder_subdir",
             "spatial_compression_ratio", "temporal_compression_ratio", "double_z", "latent_log_var_value",
         ),
-        anything(),
+        ANYTHING,
     ),
 }  # fmt: skip
 
@@ -172,16 +170,12 @@ class VAEConfig(Scaled):
         scale = "x".join(map(str, self.scale))
         return f"VAEConfig({self.generation}, {self.latent_channels} latent channels, {scale} frames and pixels a cell)"
 
-    @property
-    def networks(self) -> dict[str, NetworkConfig]:
-        networks = {"encoder": self.encoder, "decoder": self.decoder}
-        return {name: network for name, network in networks.items() if network is not None}
-
     def network(self, name: str) -> NetworkConfig:
         """Return the encoder or the decoder, by its name. Raises a `CheckpointError` if there is none."""
-        if name not in self.networks:
+        network = self.encoder if name == "encoder" else self.decoder
+        if network is None:
             raise CheckpointError(f"the configuration has no {name}; use the configuration of a whole VAE.")
-        return self.networks[name]
+        return network
 
     @property
     def scale(self) -> ScaleFactors:
@@ -220,28 +214,26 @@ def _structure(blocks: Sequence[Any]) -> tuple[Any, ...]:
     )
 
 
-def check_config(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the values of a configuration, with defaults. Refuse keys and values that are not supported."""
-    return read_config(raw, _KEYS, f"{source}: its configuration")
-
-
 def parse_vae_config(raw: Mapping[str, Any], source: str, shapes: Mapping[str, Shapes] | None = None) -> VAEConfig:
     """Parse the `vae` entry of a checkpoint's metadata, and fill in missing values.
 
     The `shapes` of stored weights, by network, decide the widths, and must agree with the configuration. Raises a
     `CheckpointError` for a key or a value that is not supported, since it could change the result.
     """
-    values = check_config(raw, source)
+    values = read_config(raw, KEYS, f"{source}: its configuration")
     lists = {name: values[f"{name}_blocks"] or values["blocks"] for name in ("encoder", "decoder")}
     if not any(lists.values()):
         raise CheckpointError(f"{source}: its configuration lists no encoder_blocks and decoder_blocks (or blocks).")
     generation = name_generation(lists["encoder"], lists["decoder"], values["timestep_conditioning"])
-    encoder_padding, decoder_padding = _padding_modes(values, lists["decoder"], source)
-    per_channel, for_all = _look_up(_LOG_VARIANCE, values["latent_log_var"], "latent_log_var", source)
+    per_channel, for_all = _LOG_VARIANCE[values["latent_log_var"]]
     latent_channels, pixel_channels = values["latent_channels"], 3 * values["patch_size"] ** 2
+    # The shared key matches the reference's outputs. The decoder's key overrides it, and it overrides the encoder's.
+    shared = values["spatial_padding_mode"]
+    encoder_padding = PaddingMode(shared or values["encoder_spatial_padding_mode"] or "zeros")
+    padding = values["decoder_spatial_padding_mode"] or shared or _default_padding(values, lists["decoder"], source)
     options = {
         "encoder": NetworkOptions(causal=True, padding=encoder_padding),
-        "decoder": NetworkOptions(values["causal_decoder"], decoder_padding, values["timestep_conditioning"]),
+        "decoder": NetworkOptions(values["causal_decoder"], PaddingMode(padding), values["timestep_conditioning"]),
     }
     moments = latent_channels * (1 + per_channel) + for_all
     ends = {"encoder": (pixel_channels, moments), "decoder": (latent_channels, pixel_channels)}
@@ -266,32 +258,8 @@ def parse_vae_config(raw: Mapping[str, Any], source: str, shapes: Mapping[str, S
     return VAEConfig(latent_channels, values["patch_size"], encoder, decoder, generation)
 
 
-def _look_up(table: Mapping[str, Any], value: str, key: str, source: str) -> Any:
-    if value not in table:
-        raise CheckpointError(
-            f"{source}: its configuration has {key} = {quote(value)}; supported are {', '.join(table)}."
-        )
-    return table[value]
-
-
-def _padding_modes(
-    values: Mapping[str, Any], decoder_blocks: Sequence[Any] | None, source: str
-) -> tuple[PaddingMode, PaddingMode]:
-    """Return encoder and decoder padding. The decoder's default is zeros for 0.9.x and reflection for LTX-2.
-
-    `spatial_padding_mode` applies to both networks, which matches the reference's outputs. The decoder's key overrides
-    it, and the encoder's key applies if `spatial_padding_mode` is absent.
-    """
-    shared = values["spatial_padding_mode"]
-    decoder = values["decoder_spatial_padding_mode"] or shared or _default_padding(values, decoder_blocks, source)
-    encoder = shared or values["encoder_spatial_padding_mode"] or "zeros"
-    return (
-        _look_up(_PADDING, encoder, "encoder_spatial_padding_mode", source),
-        _look_up(_PADDING, decoder, "spatial_padding_mode", source),
-    )
-
-
 def _default_padding(values: Mapping[str, Any], decoder_blocks: Sequence[Any] | None, source: str) -> str:
+    """Return the decoder's padding if no key has it: zeros for 0.9.x, and reflection for LTX-2."""
     generation = name_generation(None, decoder_blocks, values["timestep_conditioning"])
     if generation.startswith("LTX-Video 0.9") or values["timestep_conditioning"] or values["blocks"]:
         return "zeros"
@@ -306,56 +274,34 @@ def _default_padding(values: Mapping[str, Any], decoder_blocks: Sequence[Any] | 
     return padding
 
 
-class ConvNetworkParts(NamedTuple):
-    """Layers of a conv encoder or decoder by module, without patchify or unpatchify."""
-
-    conv_in: ConvSpec
-    blocks: list[tuple[BlockType, list[LayerSpec]]]
-    conv_out: ConvSpec
-
-    @property
-    def layers(self) -> tuple[LayerSpec, ...]:
-        return (self.conv_in, *(layer for _, layers in self.blocks for layer in layers), self.conv_out)
-
-
-def decoder_parts(config: VAEConfig, rule: ConvRule = choose) -> ConvNetworkParts:
-    """Return the decoder's layers. With a timestep, a separate embedding modulates `conv_out`."""
-    parts = _parts(config, "decoder", rule)
-    if not config.timestep_conditioning:
-        return parts
-    width = parts.conv_out.in_channels
-    weights = (
-        *parts.conv_out.weights,
-        ("timestep_scale_multiplier", ()),
-        *embedder_weights("last_time_embedder", 2 * width),
-        ("last_scale_shift_table", (2, width)),
-    )
-    return parts._replace(conv_out=replace(parts.conv_out, weights=weights, is_modulated=True))
-
-
-def encoder_parts(config: VAEConfig, rule: ConvRule = choose) -> ConvNetworkParts:
-    """Return the encoder's layers. It outputs only the means, without the log-variance."""
-    parts = _parts(config, "encoder", rule)
-    means = replace(parts.conv_out, conv_channels=config.latent_channels, out_channels=config.latent_channels)
-    return parts._replace(conv_out=means)
-
-
 def decoder_spec(config: VAEConfig, rule: ConvRule = choose) -> NetworkSpec:
-    """Return the whole decoder of denormalized latents (B, T, H, W, C) to pixels (B, T', H', W', 3)."""
-    parts, patch, has_timestep = decoder_parts(config, rule), config.patch_size, config.timestep_conditioning
-    channels = parts.conv_out.out_channels
-    unpatchify = LayerSpec("unpatchify", channels, channels // patch**2, up=(1, patch, patch))
-    layers = (*parts.layers, unpatchify)
-    return NetworkSpec(layers, has_timestep=has_timestep, has_latent_noise=has_timestep, patch_size=patch)
+    """Return the whole decoder of denormalized latents (B, T, H, W, C) to pixels (B, T', H', W', 3).
+
+    With a timestep, a separate embedding modulates `conv_out`.
+    """
+    layers, conv_out = _layers(config, "decoder", rule)
+    patch, has_timestep, width = config.patch_size, config.timestep_conditioning, conv_out.in_channels
+    if has_timestep:
+        weights = (
+            *conv_out.weights,
+            ("timestep_scale_multiplier", ()),
+            *embedder_weights("last_time_embedder", 2 * width),
+            ("last_scale_shift_table", (2, width)),
+        )
+        conv_out = replace(conv_out, weights=weights, is_modulated=True)
+    unpatchify = LayerSpec("unpatchify", conv_out.out_channels, 3, up=(1, patch, patch))
+    layers += [conv_out, unpatchify]
+    return NetworkSpec(tuple(layers), has_timestep=has_timestep, has_latent_noise=has_timestep, patch_size=patch)
 
 
 def encoder_spec(config: VAEConfig, rule: ConvRule = choose) -> NetworkSpec:
     """Return the whole encoder of pixels (B, T, H, W, 3) to the means of latents (B, T', H', W', C)."""
-    parts, patch = encoder_parts(config, rule), config.patch_size
-    channels = parts.conv_in.in_channels
+    layers, conv_out = _layers(config, "encoder", rule)
+    means = replace(conv_out, conv_channels=config.latent_channels, out_channels=config.latent_channels)
+    patch = config.patch_size
     down, windows = (1, patch, patch), (WindowSpec(), WindowSpec(patch, patch), WindowSpec(patch, patch))
-    patchify = LayerSpec("patchify", channels // patch**2, channels, down=down, windows=windows)
-    return NetworkSpec((patchify, *parts.layers), stream_axes=(Axis.TIME,))
+    patchify = LayerSpec("patchify", 3, layers[0].in_channels, down=down, windows=windows)
+    return NetworkSpec((patchify, *layers, means), stream_axes=(Axis.TIME,))
 
 
 def network_spec(config: VAEConfig, network: str) -> NetworkSpec:
@@ -363,15 +309,12 @@ def network_spec(config: VAEConfig, network: str) -> NetworkSpec:
     return encoder_spec(config) if network == "encoder" else decoder_spec(config)
 
 
-def _parts(config: VAEConfig, name: str, rule: ConvRule) -> ConvNetworkParts:
+def _layers(config: VAEConfig, name: str, rule: ConvRule) -> tuple[list[LayerSpec], ConvSpec]:
+    """Return the layers of a network before `conv_out`, and `conv_out`."""
     network = config.network(name)
     options = network.options._replace(rule=rule)
-    blocks = [
-        (block.type, block.type.specs(block, options, f"{STEMS[name]}.{index}"))
-        for index, block in enumerate(network.blocks)
-    ]
-    first_block, last_block = network.blocks[0], network.blocks[-1]
-    conv_in = conv_layer("conv_in", network.in_channels, first_block.in_channels, options)
-    out_channels = last_block.out_channels
-    conv_out = conv_layer("conv_out", out_channels, network.out_channels, options)
-    return ConvNetworkParts(conv_in, blocks, replace(conv_out, activation=Activation.CACHED))
+    layers: list[LayerSpec] = [conv_layer("conv_in", network.in_channels, network.blocks[0].in_channels, options)]
+    for index, block in enumerate(network.blocks):
+        layers += block.type.specs(block, options, f"{STEMS[name]}.{index}")
+    conv_out = conv_layer("conv_out", network.blocks[-1].out_channels, network.out_channels, options)
+    return layers, replace(conv_out, activation=Activation.CACHED)

@@ -12,28 +12,30 @@ from ...errors import CheckpointError
 from ..base import NETWORKS, CheckpointParts, Configuration, Family, Network, NetworkTensors, Statistics
 from ..convolution.rules import ConvRule, choose
 from ..specs import Shapes
-from ..stored import STATISTICS_PREFIXES, find_statistics, plain_name
+from ..stored import STATISTICS_PREFIXES, find_statistics, plain_name, read_config
 from .block_types import BLOCKS, KERNEL, STEMS
 from .config import (
     CLASS_NAME,
     GENERATIONS,
+    KEYS,
     PRUNA_VAED,
     NetworkConfig,
     VAEConfig,
-    check_config,
     decoder_spec,
     name_generation,
     network_spec,
     parse_vae_config,
 )
-from .names import PrunedDecoder, has_diffusers_names, is_diffusers_config, read_diffusers_config, read_pruned_decoder
+from .names import PrunedDecoder, is_diffusers_config, read_diffusers_config, read_pruned_decoder
 from .networks import ConvDecoder, ConvEncoder
 
 # Prefixes of a network's names: in original files, in whole models of other programs, in packs of MLX ports (`_conv`,
 # and `_av` or `diffusion_` for the two VAEs of LTX-2.5), in split files, and in files with one network only.
 _ROOTS = ("vae.", "model.vae.", "first_stage_model.")
 _PACKS = ("vae_{network}.", "vae_{network}_conv.", "vae_{network}_av.", "vae_diffusion_{network}.")
-_PREFIXES = (*(f"{root}{{network}}." for root in _ROOTS), *_PACKS, "{network}.", "")
+_PATTERNS = (*(f"{root}{{network}}." for root in _ROOTS), *_PACKS, "{network}.", "")
+#: Possible prefixes of the names of each network.
+PREFIXES = {network: [pattern.format(network=network) for pattern in _PATTERNS] for network in NETWORKS}
 _MEAN_NAMES = ("mean_of_means", "mean", "latents_mean")
 _STD_NAMES = ("std_of_means", "std", "latents_std")
 # mlx-video's packs wrap each causal convolution in one more module.
@@ -63,12 +65,17 @@ _USUAL_LATENTS = (16, 16, 24)  # grid of 121 frames of 768x512
 def find(shapes: Shapes) -> NetworkTensors:
     """Find the networks and the statistics of the latents, for `Family.find`."""
     networks = {network: names for network in NETWORKS if (names := _find_network(shapes, network))}
-    return NetworkTensors(networks, _find_statistics(shapes))
+    prefixes = [*_ROOTS, *PREFIXES["decoder"], *PREFIXES["encoder"]]
+    return NetworkTensors(networks, find_statistics(shapes, prefixes, _MEAN_NAMES, _STD_NAMES))
 
 
 def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
-    for prefix in network_prefixes(network):
-        names = {_original_name(name.removeprefix(prefix)): name for name in shapes if name.startswith(prefix)}
+    for prefix in PREFIXES[network]:
+        stored_names = {name.removeprefix(prefix): name for name in shapes if name.startswith(prefix)}
+        names = {
+            _BARE_NORM.sub(r".norm3.norm.\1", _WRAPPED_CONV.sub(r"\1.conv.", name)): stored_name
+            for name, stored_name in stored_names.items()
+        }
         conv_in = names.get("conv_in.conv.weight")
         has_blocks = any(name.startswith(f"{STEMS[network]}.") for name in names)
         if conv_in is not None and len(shapes[conv_in]) == 5 and has_blocks:
@@ -78,20 +85,6 @@ def _find_network(shapes: Shapes, network: str) -> dict[str, str]:
                 if not (name.startswith(STATISTICS_PREFIXES[0]) or plain_name(name) in _MEAN_NAMES + _STD_NAMES)
             }
     return {}
-
-
-def _find_statistics(shapes: Shapes) -> tuple[str, str] | None:
-    prefixes = [*_ROOTS, *network_prefixes("decoder"), *network_prefixes("encoder")]
-    return find_statistics(shapes, prefixes, _MEAN_NAMES, _STD_NAMES)
-
-
-def network_prefixes(network: str) -> list[str]:
-    """Return the possible prefixes of the names of an encoder or a decoder."""
-    return [prefix.format(network=network) for prefix in _PREFIXES]
-
-
-def _original_name(name: str) -> str:
-    return _BARE_NORM.sub(r".norm3.norm.\1", _WRAPPED_CONV.sub(r"\1.conv.", name))
 
 
 def choose_config(contents: Iterable[object]) -> dict[str, Any] | None:
@@ -128,7 +121,8 @@ def configure(config: Mapping[str, Any] | VAEConfig | None, parts: CheckpointPar
         if not isinstance(config, VAEConfig):
             config = _complete_pruned(config or {}, pruned, networks, source)
     for network, shapes in networks.items():
-        if network not in names and has_diffusers_names(shapes):
+        is_diffusers = any(name.startswith("mid_block.") or ".resnets." in name for name in shapes)
+        if network not in names and is_diffusers:
             if translation is None:
                 raise CheckpointError(
                     f"{source}: its tensors have the names of the diffusers library, so the config.json of that "
@@ -157,7 +151,7 @@ def _complete_pruned(
 
     A list of LTX-2.3 itself is replaced: it is from a pack that may also have the original decoder.
     """
-    values = check_config(raw, source)
+    values = read_config(raw, KEYS, f"{source}: its configuration")
     blocks = values["decoder_blocks"] or values["blocks"]
     is_listed = blocks and name_generation(None, blocks, False) != "LTX-2.3"
     defaults = {"_class_name": CLASS_NAME, **_ends(networks)}
@@ -172,7 +166,7 @@ def _complete(raw: Mapping[str, Any] | None, networks: Mapping[str, Shapes], sou
     missing = [name for name in networks if not (f"{name}_blocks" in raw or "blocks" in raw)]
     if raw and not missing:
         return raw
-    check_config(raw, source)
+    read_config(raw, KEYS, f"{source}: its configuration")
     matches: dict[str, dict[str, Any]] = {}
     for name, generation in GENERATIONS.items():
         if name == PRUNA_VAED:  # its encoder is LTX-2.3's, and its decoder was read from the tensors
@@ -289,7 +283,8 @@ def _describe(config: VAEConfig) -> dict[str, Any]:
         "causal_decoder": config.causal_decoder,
         "timestep_conditioning": config.timestep_conditioning,
         **({"work_relative_to_ltx_2_3": _work_share(config)} if is_pruned else {}),
-        **{name: _describe_network(network) for name, network in config.networks.items()},
+        **({} if config.encoder is None else {"encoder": _describe_network(config.encoder)}),
+        **({} if config.decoder is None else {"decoder": _describe_network(config.decoder)}),
     }
 
 

@@ -21,13 +21,13 @@ is only read here if it has the upsamplers of LTX-2.3, and then it has LTX-2.3's
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 from ...errors import CheckpointError, excerpt
 from ...shapes import Shape
 from ..specs import Shapes
-from ..stored import anything, only, read_config
+from ..stored import ANYTHING, only, read_config
 from .block_types import DECODER_BLOCKS, STEMS, UPSAMPLE
 from .config import CLASS_NAME, GENERATIONS
 
@@ -123,11 +123,6 @@ class DiffusersVAE(NamedTuple):
         return original_names
 
 
-def has_diffusers_names(names: Iterable[str]) -> bool:
-    """Return whether tensor names within a network are diffusers'."""
-    return any(name.startswith("mid_block.") or ".resnets." in name for name in names)
-
-
 def is_diffusers_config(raw: Mapping[str, Any]) -> bool:
     """Return whether a JSON object is the configuration of a diffusers autoencoder, supported or not."""
     return _class_name(raw).startswith(("AutoencoderKL", _DIFFUSION_DECODER))
@@ -183,7 +178,7 @@ def _complete(raw: Mapping[str, Any], class_name: str, source: str) -> dict[str,
             f"{source}: its class {excerpt(class_name)} is not supported; use an {_LTX_VIDEO} or {_LTX_2}."
         )
     defaults = _SHARED_DEFAULTS | _DEFAULTS[class_name]
-    keys = {name: anything(value) for name, value in defaults.items()}
+    keys = {name: ANYTHING._replace(default=value) for name, value in defaults.items()}
     return read_config(raw, keys | _FIXED, f"{source}: its config.json")
 
 
@@ -283,10 +278,12 @@ class _PrunedPart(NamedTuple):
 
 def read_pruned_decoder(shapes: Shapes) -> PrunedDecoder | None:
     """Read a decoder from its tensors' channels-last shapes. Returns `None` if it is not a pruned one of LTX-2.3."""
-    blocks = _join_layers(_read_parts(shapes))
     conv_out = shapes.get("conv_out.conv.weight", ())
-    if all(part.is_upsampler or part.is_layer for part, *_ in blocks) or len(conv_out) != 5:
+    if len(conv_out) != 5 or not any(".conv_shortcut." in name for name in shapes):  # no projection
         return None
+    # A block has all consecutive layers of a group, or one upsampler or projection.
+    groups = groupby(_read_parts(shapes), lambda part: part.group if part.is_layer else part)
+    blocks = [list(block) for _, block in groups]
     widths = [*(part.weight[-1] for part, *_ in blocks), conv_out[-1]]
     if min(widths) < 1:
         return None
@@ -318,17 +315,6 @@ def _read_parts(shapes: Shapes) -> list[_PrunedPart]:
             return []
         parts.append(_PrunedPart(group, tensors, weight))
     return parts
-
-
-def _join_layers(parts: Sequence[_PrunedPart]) -> list[list[_PrunedPart]]:
-    """Return the parts of each block: all consecutive layers of a group, or one upsampler or projection."""
-    blocks: list[list[_PrunedPart]] = []
-    for part in parts:
-        if part.is_layer and blocks and blocks[-1][0].is_layer and blocks[-1][0].group == part.group:
-            blocks[-1].append(part)
-        else:
-            blocks.append([part])
-    return blocks
 
 
 def _make_entry(block: Sequence[_PrunedPart], widths: tuple[int, int]) -> tuple[str, dict[str, Any]]:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -26,8 +28,9 @@ from ..layers import (
     patchify,
     read_modulations,
 )
+from ..specs import ConvSpec, NetworkSpec
 from .block_types import ATTENTION, DOWNSAMPLE, RES_CHANGE, RES_STACK, STRIDED, UPSAMPLE, BlockType
-from .config import VAEConfig, decoder_parts, decoder_spec, encoder_parts, encoder_spec
+from .config import NetworkConfig, VAEConfig, decoder_spec, encoder_spec
 
 #: For each type, the module of a block, which is made from its layer specs.
 BLOCK_MODULES: dict[BlockType, Callable[..., nn.Module]] = {
@@ -40,6 +43,14 @@ BLOCK_MODULES: dict[BlockType, Callable[..., nn.Module]] = {
 }
 
 
+def _read_layers(spec: NetworkSpec, network: NetworkConfig) -> tuple[ConvSpec, list[nn.Module], ConvSpec]:
+    """Return the first convolution of a network, the modules of its blocks, and the last convolution."""
+    layers = [layer for layer in spec.layers if layer.name not in ("patchify", "unpatchify")]
+    groups = groupby(layers[1:-1], lambda layer: layer.name.split(".")[:2])
+    modules = [BLOCK_MODULES[block.type](*group) for block, (_, group) in zip(network.blocks, groups, strict=True)]
+    return cast(ConvSpec, layers[0]), modules, cast(ConvSpec, layers[-1])
+
+
 class ConvDecoder(Decoder):
     """Decoder of denormalized latents (B, T, H, W, C) to pixels (B, 1 + t*(T-1), s*H, s*W, 3).
 
@@ -49,14 +60,13 @@ class ConvDecoder(Decoder):
 
     def __init__(self, config: VAEConfig, statistics: Statistics, rule: ConvRule = choose) -> None:
         super().__init__(decoder_spec(config, rule), statistics)
-        parts = decoder_parts(config, rule)
-        self.conv_in = CausalConv3d(parts.conv_in)
-        self.up_blocks = [BLOCK_MODULES[kind](*layers) for kind, layers in parts.blocks]
-        self.conv_out = CausalConv3d(parts.conv_out, patch_order(parts.conv_out.conv_channels, config.patch_size))
-        if parts.conv_out.is_modulated:
+        conv_in, self.up_blocks, conv_out = _read_layers(self.spec, config.network("decoder"))
+        self.conv_in = CausalConv3d(conv_in)
+        self.conv_out = CausalConv3d(conv_out, patch_order(conv_out.conv_channels, config.patch_size))
+        if conv_out.is_modulated:
             self.timestep_scale_multiplier = mx.array(1000.0)
             self.last_time_embedder = TimeEmbedder()
-            add_weights(self, parts.conv_out.weights)
+            add_weights(self, conv_out.weights)
         self._patch_size = config.patch_size
         self._is_causal = config.causal_decoder
 
@@ -102,10 +112,8 @@ class ConvEncoder(Encoder):
 
     def __init__(self, config: VAEConfig, statistics: Statistics, rule: ConvRule = choose) -> None:
         super().__init__(encoder_spec(config, rule), statistics)
-        parts = encoder_parts(config, rule)
-        self.conv_in = CausalConv3d(parts.conv_in)
-        self.down_blocks = [BLOCK_MODULES[kind](*layers) for kind, layers in parts.blocks]
-        self.conv_out = CausalConv3d(parts.conv_out)
+        conv_in, self.down_blocks, conv_out = _read_layers(self.spec, config.network("encoder"))
+        self.conv_in, self.conv_out = CausalConv3d(conv_in), CausalConv3d(conv_out)
         self._patch_size = config.patch_size
 
     def stages(self, context: StreamContext) -> list[Stage]:
