@@ -67,7 +67,7 @@ def run_gallery(parser: CommandParser, arguments: argparse.Namespace) -> int:
     arguments.distributed = "off"
     plan = PlanOptions(memory_budget=arguments.memory_budget)
     output = OutputOptions(crf=_CRF, frames=preview_frames(arguments))
-    settings = DecodeSettings(output, plan, audio=preview_audio(arguments))
+    settings = DecodeSettings(output, plan, audio=preview_audio(arguments, is_required=False))
     return run_decode(parser, arguments, settings, "{name}.mp4", partial(GalleryJob, page))
 
 
@@ -76,11 +76,12 @@ def preview_frames(arguments: argparse.Namespace) -> FrameOutput:
     return FrameOutput(steps=() if arguments.max_size is None else (scaling_step(arguments.max_size),))
 
 
-def preview_audio(arguments: argparse.Namespace) -> AudioSettings | None:
-    """Return the audio of previews, which have it where their latents have audio latents. `None` means no audio."""
+def preview_audio(arguments: argparse.Namespace, *, is_required: bool) -> AudioSettings | None:
+    """Return the audio of previews. `None` means no audio. Unless it `is_required`, audio latents may be missing."""
     if arguments.audio_model is None:
         return None
-    return AudioSettings(partial(find_audio_decoder, arguments.audio_model, None, arguments.dtype))
+    find_vae = partial(find_audio_decoder, arguments.audio_model, None, arguments.dtype)
+    return AudioSettings(find_vae, is_required=is_required)
 
 
 class GalleryJob(PreviewJob):

@@ -33,6 +33,6 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     sheet = is_sheet(arguments.output or "")
     output = OutputOptions(contact_sheet=sheet, frames=preview_frames(arguments))
     plan = PlanOptions(memory_budget=arguments.memory_budget)
-    settings = DecodeSettings(output, plan, audio=preview_audio(arguments))
+    settings = DecodeSettings(output, plan, audio=preview_audio(arguments, is_required=True))
     default = "preview.mp4" if arguments.demo else "{name}-preview.mp4"
     return run_decode(parser, arguments, settings, default, PreviewJob)
