@@ -417,11 +417,7 @@ class FfmpegDecoder(FfmpegProcess):
 
 def read_output(arguments: Sequence[str], max_bytes: int = sys.maxsize, name: str = "ffmpeg") -> str:
     """Return the standard output of ffmpeg, or its beginning, also if ffmpeg fails."""
-    with closing(FfmpegProcess(name, arguments)) as reader:
-        content = _read_all(reader, max_bytes)
-        if len(content) < max_bytes:
-            reader.wait()
-    return content.decode(errors="replace")
+    return run_ffmpeg(name, arguments, ReaderError, max_bytes=max_bytes)[1]
 
 
 def _read_all(reader: FfmpegProcess, max_bytes: int = sys.maxsize) -> bytes:
@@ -451,13 +447,17 @@ def check_encoder(name: str, encoder: str, needs: str, alternatives: Mapping[str
 
 
 def run_ffmpeg(
-    name: str, arguments: Sequence[str], error: type[LTXVAEError], marks: Sequence[str] = ()
+    name: str,
+    arguments: Sequence[str],
+    error: type[LTXVAEError],
+    marks: Sequence[str] = (),
+    max_bytes: int = sys.maxsize,
 ) -> tuple[int, str, list[str]]:
-    """Run an ffmpeg that writes to its standard output, to its end: its return code, output and log."""
+    """Run an ffmpeg that writes to its standard output: its return code, output and log, or the first `max_bytes`."""
     with closing(FfmpegProcess(name, arguments, error=error, marks=marks)) as reader:
-        output = _read_all(reader).decode(errors="replace")
-        code, log = reader.wait_for_end()
-        return code, output, log
+        output = _read_all(reader, max_bytes)
+        code, log = reader.wait_for_end() if len(output) < max_bytes else (0, [])
+        return code, output.decode(errors="replace"), log
 
 
 @dataclass(frozen=True)
