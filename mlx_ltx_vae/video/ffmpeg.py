@@ -193,7 +193,8 @@ class LogReader:
         self.count = 0  # of lines that are not empty
         self._pipe = pipe
         self._lines: deque[str] = deque(maxlen=None if marks else _NUM_LAST)
-        self._thread = threading.Thread(target=self._run, args=(marks,), name="ffmpeg-reader", daemon=True)
+        lines = _leave_out_text(self._read(), marks) if marks else self._read()
+        self._thread = threading.Thread(target=self._lines.extend, args=(lines,), name="ffmpeg-reader", daemon=True)
         self._thread.start()
 
     def join(self) -> list[str]:
@@ -210,10 +211,6 @@ class LogReader:
         """Return whether ffmpeg ends within this many seconds."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
-
-    def _run(self, marks: Sequence[str]) -> None:
-        for line in _leave_out_text(self._read(), marks) if marks else self._read():
-            self._lines.append(line)
 
     def _read(self) -> Iterator[str]:
         is_new = True

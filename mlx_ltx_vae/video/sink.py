@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,10 +36,6 @@ class SinkRequest:
     num_frames: int | None  # None if it is not known
     codec: Codec | None = None  # of a video
     encoding: Sequence[str] = ()  # ffmpeg's arguments of a video or an animation that was checked
-
-    @property
-    def path(self) -> Path:
-        return Path(self.name)
 
 
 def check_not_live(name: str, options: OutputOptions) -> None:

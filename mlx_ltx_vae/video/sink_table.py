@@ -66,7 +66,7 @@ class SinkKind:
     is_stills: bool = False
     max_fps: int | None = None
     check_options: Callable[[str, OutputOptions], Codec | None] = lambda *_: None
-    check: Callable[[SinkRequest], tuple[Path, Sequence[str]]] = lambda output: (output.path, ())
+    check: Callable[[SinkRequest], tuple[Path, Sequence[str]]] = lambda output: (Path(output.name), ())
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _check_video(output: SinkRequest) -> tuple[Path, list[str]]:
         warn_of_depth(name, output.codec, output.options)
     if output.num_frames is not None:
         warn_of_audio(name, ending, output.num_frames, fps, output.options)
-    return output.path, arguments
+    return Path(output.name), arguments
 
 
 def _name_and_ending(name: str) -> tuple[str, str]:
@@ -152,7 +152,7 @@ def _name_and_ending(name: str) -> tuple[str, str]:
 def _check_sheet(output: SinkRequest) -> tuple[Path, Sequence[str]]:
     if os.path.isdir(output.name):
         raise WriterError(f"{output.name}: cannot be written (it is a folder).")
-    return output.path, ()
+    return Path(output.name), ()
 
 
 def stills_kind(
@@ -181,7 +181,7 @@ def stills_kind(
         if not _is_picture(output.name):
             return find_stills_target(output.name, endings, overwrite=bool(output.options.overwrite))[0], ()
         check_one_frame(output.name, output.num_frames or 1)
-        return output.path, ()
+        return Path(output.name), ()
 
     return SinkKind(endings, open_one_or_more, pixel_formats, is_stills=True, check_options=check_options, check=check)
 
