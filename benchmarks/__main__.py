@@ -17,7 +17,7 @@ from benchmarks.decoders import DECODERS, decoder_jobs, decoder_table
 from benchmarks.formulations import formulation_jobs, formulation_table
 from benchmarks.host import host_jobs, host_table
 from benchmarks.loading import loading_jobs, loading_table
-from benchmarks.measuring import Job, Run, chosen_modes, make_case, open_case, report
+from benchmarks.measuring import Case, Job, Run, chosen_modes, make_case, open_case, report
 from benchmarks.overlap import overlap, overlap_table
 from benchmarks.plan_table import plan_table
 from benchmarks.quality import precision_jobs, precision_table, quality_jobs, quality_table
@@ -80,14 +80,15 @@ def build_parser() -> CommandParser:
         return command
 
     ports = "our modes, and tiles as MLX ports run them, on the same weights and latents"
-    _add_decode_options(add("against", _against, ports), 57)
+    _add_decode_options(add("against", partial(_compare, against_jobs, against_table), ports), 57)
     theirs = "the diffusion decoder, or audio, against diffusers on torch with the same weights"
     _add_diffusers(add("diffusers", _diffusers, theirs))
     _add_decoders(add("decoders", _decoders, "faster decoders against the full one on the same latents"))
     overlapping = add("overlap", _overlap, "whether frames are written while the next ones are decoded")
     _add_decode_options(overlapping, 241, ["exact"])
     overlapping.add_argument("--ffmpeg", action="store_true", help="write an mp4 too")
-    _add_decode_options(add("precision", _precision, "time, memory and accuracy of each dtype"), 57)
+    precision = partial(_compare, precision_jobs, precision_table)
+    _add_decode_options(add("precision", precision, "time, memory and accuracy of each dtype"), 57)
     _add_run_options(add("quality", _quality, "what tiles and half precision cost in quality, on the demo clip"))
     _add_loading(add("loading", _loading, "time and memory of loading a checkpoint"))
     _add_audio(add("audio", _audio, "speed and memory of an audio VAE, and its share of a video's decode"))
@@ -153,10 +154,13 @@ def _print_text(make_text: Callable[[], str], _: argparse.Namespace) -> None:
     print_report(make_text())
 
 
-def _against(options: argparse.Namespace) -> None:
+def _compare(
+    jobs: Callable[[Case, str], list[Job]], make_table: Callable[[list[list[Run]]], str], options: argparse.Namespace
+) -> None:
+    """Measure decodes of a case, which are compared with one whose frames are in a file."""
     case = make_case(options, frames=options.num_frames)
     with tempfile.TemporaryDirectory() as folder:
-        report(options, against_jobs(case, f"{folder}/single.npy"), against_table)
+        report(options, jobs(case, f"{folder}/reference.npy"), make_table)
 
 
 def _add_diffusers(parser: argparse.ArgumentParser) -> None:
@@ -202,12 +206,6 @@ def _decoders(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         jobs = decoder_jobs(case, dict(options.decoder), f"{folder}/full.npy")
         report(options, list(jobs.values()), partial(decoder_table, list(jobs)))
-
-
-def _precision(options: argparse.Namespace) -> None:
-    case = make_case(options, frames=options.num_frames)
-    with tempfile.TemporaryDirectory() as folder:
-        report(options, precision_jobs(case, f"{folder}/float32.npy"), precision_table)
 
 
 def _quality(options: argparse.Namespace) -> None:

@@ -7,7 +7,6 @@ what they read of a published model.
 import os
 import resource
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from benchmarks.measuring import Case, Job, Run, median, table
+from benchmarks.measuring import Case, Job, Run, format_ratios, median, table, timed
 from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.backend.mlx_utils import max_difference, rms
 from mlx_ltx_vae.units import MB
@@ -51,7 +50,7 @@ class Subject:
         make: makes torch's models by the names of their folders, for a divisor of the published widths.
         inputs: makes the arrays of ours by name.
         decode: decodes them with the models.
-        decode_own: decodes the inputs with the models' folder.
+        load_own: returns what decodes them with this package, which reads the models' folder.
     """
 
     make: Callable[[int], Models]
@@ -210,9 +209,7 @@ def _measure(
     before = _resident_bytes()
     mx.reset_peak_memory()
     for _ in range(rounds):
-        start, processor_start = time.perf_counter(), time.process_time()
-        result = run(inputs)
-        seconds = {"seconds": time.perf_counter() - start, "processor_seconds": time.process_time() - processor_start}
+        result, seconds = timed(lambda: run(inputs))
     peak = _resident_bytes()
     return result, {**seconds, "peak_bytes": peak - before, "process_bytes": peak}
 
@@ -253,10 +250,7 @@ def diffusers_table(divisor: int, results: Sequence[list[Run]]) -> str:
 
 def _row(runs: list[Run], ours: list[Run]) -> dict[str, str]:
     def ratio(key: str) -> str:
-        if runs is ours:
-            return "1"
-        ratios = sorted(mine[key] / theirs[key] for mine, theirs in zip(ours, runs, strict=True))
-        return f"{np.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+        return "1" if runs is ours else format_ratios(key, ours, runs, ".3f")
 
     return {
         "program": runs[0]["program"],

@@ -10,7 +10,7 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 
-from benchmarks.measuring import Case, Decode, Job, Run, load_case_latents, median, table
+from benchmarks.measuring import Case, Decode, Job, Run, load_case_latents, median, table, timed
 from mlx_ltx_vae.audio_vae import AudioVAE
 from mlx_ltx_vae.checkpoint import open_checkpoint
 from mlx_ltx_vae.networks.audio.family import AUDIO_VAE
@@ -101,10 +101,7 @@ def decode_pictures(case: Case) -> dict[str, Any]:
 
 def _time(decode: Callable[[], None], seconds: float) -> dict[str, Any]:
     """Seconds of each kind that a decode takes for one of the clip's."""
-    start, processor_start = time.perf_counter(), time.process_time()
-    decode()
-    taken, processor = time.perf_counter() - start, time.process_time() - processor_start
-    return {"seconds": taken / seconds, "processor_seconds": processor / seconds}
+    return {name: taken / seconds for name, taken in timed(decode)[1].items()}
 
 
 def share_table(divisor: int, results: list[list[Run]]) -> str:

@@ -1,11 +1,10 @@
 """Decoders of the same latents: the full one of LTX-2.3, and faster ones."""
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from benchmarks.measuring import Case, Job, Run, decode, format_psnr, median, table
+from benchmarks.measuring import Case, Job, Run, decode, format_psnr, format_ratios, median, table
 from mlx_ltx_vae.networks.preview_vae.family import PREVIEW_VAE
 from mlx_ltx_vae.units import MB
 
@@ -39,12 +38,6 @@ def decoder_jobs(full: Case, checkpoints: Mapping[str, str], reference: str) -> 
     return {"full": Job(decode, full, {"save": reference}), **jobs}
 
 
-def time_ratio(runs: list[Run], reference: list[Run]) -> str:
-    """Return the median, the least and the largest of the ratios of times, each of runs of the same turn."""
-    ratios = sorted(run["seconds"] / other["seconds"] for run, other in zip(runs, reference, strict=True))
-    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-
-
 def decoder_table(names: Sequence[str], results: list[list[Run]]) -> str:
     """Medians and ranges of ratios to the full decoder, whose runs are the first."""
     full = results[0]
@@ -68,7 +61,7 @@ def _row(name: str, runs: list[Run], full: list[Run]) -> dict[str, str]:
     peak, full_peak = (max(run["peak_bytes"] for run in decodes) for decodes in (runs, full))
     return {
         "decoder": name,
-        "time": "1" if runs is full else time_ratio(runs, full),
+        "time": "1" if runs is full else format_ratios("seconds", runs, full),
         "seconds": f"{median(runs, 'seconds'):.2f}",
         "first frame": f"{median(runs, 'first_frame_seconds'):.2f}",
         "peak": f"{peak / full_peak:.2f}",

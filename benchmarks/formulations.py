@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from benchmarks.decoders import time_ratio
-from benchmarks.measuring import Case, Job, Run, decode, encode, median, table
+from benchmarks.measuring import Case, Job, Run, decode, encode, format_ratios, median, table
 
 #: Base width, width, height and frames.
 _DECODES = ((32, 768, 512, 17), (64, 256, 256, 57), (128, 384, 256, 9), (32, 256, 256, 57), (32, 192, 128, 97))
@@ -41,7 +40,7 @@ def formulation_table(results: list[list[Run]]) -> str:
                 "base width": str(run["base_width"]),
                 "size": f"{run['width']}x{run['height']}",
                 "frames": str(run["frames"]),
-                "time": time_ratio(after, before),
+                "time": format_ratios("seconds", after, before),
                 "peak": f"{peaks[1] / peaks[0]:.2f}",
                 "seconds": f"{seconds[0]:.1f} -> {seconds[1]:.1f}",
                 "MB": f"{peaks[0] / 1e6:.0f} -> {peaks[1] / 1e6:.0f}",

@@ -1,24 +1,31 @@
 """How long a checkpoint takes to load, and how much memory."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import mlx.core as mx
 
-from benchmarks.measuring import Case, Job, Run, count_weight_bytes, make_random_network, median, open_case, table
+from benchmarks.measuring import (
+    Case,
+    Job,
+    Run,
+    count_weight_bytes,
+    make_random_network,
+    median,
+    open_case,
+    table,
+    timed,
+)
 from mlx_ltx_vae import VideoVAE
 from mlx_ltx_vae.backend.mlx_utils import load_safetensors, named_parameters
 from mlx_ltx_vae.networks.diffusion_decoder.config import raw_ltx_2_5
 from mlx_ltx_vae.networks.video_vae.config import GENERATIONS, VAEConfig
 from mlx_ltx_vae.units import MB
-
-T = TypeVar("T")
 
 
 def write_checkpoint(case: Case, path: Path, *, encoder: bool = False) -> None:
@@ -69,26 +76,15 @@ def read(case: Case) -> dict[str, Any]:
             mx.eval(array)
         return arrays
 
-    arrays, measured = _measure(evaluate_all)
-    return {**measured, "weights_bytes": sum(array.nbytes for array in arrays.values())}
+    arrays, seconds = timed(evaluate_all)
+    weights_bytes = sum(array.nbytes for array in arrays.values())
+    return {**seconds, "peak_bytes": mx.get_peak_memory(), "weights_bytes": weights_bytes}
 
 
 def load(case: Case) -> dict[str, Any]:
     """Load the decoder of a checkpoint."""
-    vae, measured = _measure(lambda: VideoVAE.from_pretrained(case.model or "", dtype=case.dtype, encoder=False).load())
-    return {**measured, "weights_bytes": count_weight_bytes(vae)}
-
-
-def _measure(run: Callable[[], T]) -> tuple[T, dict[str, Any]]:
-    """Return the result of `run`, its seconds, the seconds of all processors together, and MLX's peak."""
-    start, processor_start = time.perf_counter(), time.process_time()
-    result = run()
-    seconds, processor_seconds = time.perf_counter() - start, time.process_time() - processor_start
-    return result, {
-        "seconds": seconds,
-        "processor_seconds": processor_seconds,
-        "peak_bytes": mx.get_peak_memory(),
-    }
+    vae, seconds = timed(lambda: VideoVAE.from_pretrained(case.model or "", dtype=case.dtype, encoder=False).load())
+    return {**seconds, "peak_bytes": mx.get_peak_memory(), "weights_bytes": count_weight_bytes(vae)}
 
 
 def loading_table(results: list[list[Run]]) -> str:

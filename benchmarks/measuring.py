@@ -13,7 +13,7 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -43,6 +43,7 @@ from mlx_ltx_vae.tiling.config import parse_tile
 from mlx_ltx_vae.units import MB
 from mlx_ltx_vae.vae import VideoVAE
 
+T = TypeVar("T")
 #: A case's fields, the name of the function as `task`, and what it measured.
 Run = dict[str, Any]
 
@@ -283,6 +284,16 @@ def measure(chunks: Iterator[np.ndarray], case: Case, *, save: str = "", referen
     return measured
 
 
+def timed(run: Callable[[], T]) -> tuple[T, dict[str, float]]:
+    """Return the result of `run`, its seconds, and the seconds of all processors together."""
+    start, processor_start = time.perf_counter(), time.process_time()
+    result = run()
+    return result, {
+        "seconds": time.perf_counter() - start,
+        "processor_seconds": time.process_time() - processor_start,
+    }
+
+
 def describe(plan: Plan) -> dict[str, Any]:
     """Return the plan, and the size of the weights."""
     return {
@@ -418,6 +429,12 @@ def format_psnr(decibels: float | None) -> str:
 def median(runs: list[Run], key: str) -> float:
     """Return the median of one measured value."""
     return statistics.median(run[key] for run in runs)
+
+
+def format_ratios(key: str, runs: list[Run], others: list[Run], form: str = ".2f") -> str:
+    """Format the median, the least and the largest of the ratios of a value in two runs of the same turn."""
+    ratios = sorted(run[key] / other[key] for run, other in zip(runs, others, strict=True))
+    return f"{statistics.median(ratios):{form}} ({ratios[0]:{form}} to {ratios[-1]:{form}})"
 
 
 def timing_table(results: list[list[Run]], *, reference: str, notes: Sequence[str] = ()) -> str:

@@ -292,6 +292,7 @@ def _identity(file: str | os.PathLike | int) -> tuple[int, int] | None:
 
 
 _SUBFOLDER = "output"  # of a folder that exists, see `PartFolder`
+_REPLACED = ".replaced"  # folder in a part, of files whose place the new ones take
 _MAX_STEM = 200  # bytes
 _MAX_NUMBERS = 1000  # that are tried for an output
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -544,9 +545,9 @@ def take_name(path: Path, target: Path, *, overwrite: bool) -> Path:
     raise FileExistsError(errno.EEXIST, f"its name and the next {_MAX_NUMBERS} are taken")
 
 
-def _move_entries(source: Path, folder: Path, *, overwrite: bool) -> bool:
-    """Move the files of a folder to another one. Returns False, with all of them in `source`, if a name is taken."""
-    names = sorted(os.listdir(source))
+def _move_entries(source: Path, folder: Path, names: Iterable[str], *, overwrite: bool = False) -> bool:
+    """Move files of a folder to another one. Returns False, with all of them in `source`, if a name is taken."""
+    names = sorted(names)
     if overwrite and any((folder / name).is_dir() or is_read_only(folder / name) for name in names):
         return False
     moved: list[str] = []
@@ -725,6 +726,7 @@ class PartFolder(_Part):
         overwrite: files replace others of their names, and nothing clashes.
         name: of the target in errors, if it is another one.
         subfolder: name of the folder in a folder that exists, if the files cannot be moved up.
+        replaced: names of files of the target, which are removed when the new ones are moved there.
     """
 
     def __init__(
@@ -735,9 +737,10 @@ class PartFolder(_Part):
         overwrite: bool = False,
         name: str | None = None,
         subfolder: str = _SUBFOLDER,
+        replaced: Collection[str] = (),
     ) -> None:
         check_name(target)
-        self._clashes, self._overwrite = clashes, overwrite
+        self._clashes, self._overwrite, self._replaced = clashes, overwrite, replaced
         real = Path(os.path.realpath(target))
         self._is_inside = os.path.isdir(real)
         self._place = real / subfolder if self._is_inside else real
@@ -766,11 +769,28 @@ class PartFolder(_Part):
         folder, real, is_part = self.path, self._real, _part_pattern(self._place).fullmatch
         if os.path.isdir(real):
             names = [] if self._overwrite else [name for name in os.listdir(real) if not is_part(name)]
-            if not any(map(self._clashes, names)) and _move_entries(folder, real, overwrite=self._overwrite):
+            move = self._exchange if self._replaced else self._move_up
+            if not any(map(self._clashes, names)) and move(folder):
                 return real, real
         sync_folder(folder)
         path = take_name(folder, self._part.with_name(self._place.name), overwrite=False)
         return path, path.parent
+
+    def _move_up(self, folder: Path) -> bool:
+        return _move_entries(folder, self._real, os.listdir(folder), overwrite=self._overwrite)
+
+    def _exchange(self, folder: Path) -> bool:
+        """Move the replaced files into the part, and the new ones up; or put the old ones back and return False."""
+        old, is_moved = folder.with_name(_REPLACED), False
+        old.mkdir()
+        try:
+            _move_entries(self._real, old, [name for name in self._replaced if os.path.lexists(self._real / name)])
+            is_moved = self._move_up(folder)
+        finally:
+            if not is_moved:
+                _move_entries(old, self._real, os.listdir(old))
+                old.rmdir()
+        return is_moved
 
 
 def check_empty_folder(target: Path, replaced: Collection[str] = ()) -> None:
@@ -803,12 +823,9 @@ def part_folder(target: Path, replaced: Collection[str] = ()) -> Iterator[PartFo
     It is named on success, when the replaced files are removed, and else removed.
     """
     check_empty_folder(target, replaced)
-    part = PartFolder(target, overwrite=bool(replaced))
+    part = PartFolder(target, overwrite=bool(replaced), replaced=replaced)
     try:
         yield part
-        with writing_to(target):
-            for name in replaced:
-                (target / name).unlink(missing_ok=True)
         moved = part.complete()
         if moved is not None:
             part.target = moved

@@ -6,20 +6,20 @@ import os
 import select
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from browser_page import SECONDS, BrowserPage
+
 PROGRAM = shutil.which("chromium") or shutil.which("google-chrome")
 _KEY_CODES = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "End": 35, "Home": 36}
 _KEY_CODES |= {"Enter": 13, "Escape": 27, " ": 32}
-_SECONDS = 30
 
 
-class Page:
+class Page(BrowserPage):
     """Page in the browser.
 
     Attributes:
@@ -50,7 +50,7 @@ class Page:
     def _read(self) -> dict[str, Any]:
         """Return the next message, with what it tells noted."""
         while b"\0" not in self._rest:
-            is_ready, *_ = select.select([self._replies], [], [], _SECONDS)
+            is_ready, *_ = select.select([self._replies], [], [], SECONDS)
             content = os.read(self._replies, 2**16) if is_ready else b""
             assert content, "Chromium has ended, or does not answer"
             self._rest += content
@@ -80,13 +80,6 @@ class Page:
         )
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
-
-    def wait(self, expression: str) -> None:
-        """Wait until an expression is true."""
-        end = time.monotonic() + _SECONDS
-        while not self.eval(expression):
-            assert time.monotonic() < end, f"not true after {_SECONDS} s: {expression}"
-            time.sleep(0.05)
 
     def press(self, *keys: str) -> None:
         """Press keys, one after another."""

@@ -15,10 +15,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from browser_page import SECONDS, BrowserPage
+
 PROGRAM = os.environ.get("FIREFOX") or shutil.which("firefox") or shutil.which("firefox-esr")
 _KEYS = {"ArrowLeft": "\ue012", "ArrowUp": "\ue013", "ArrowRight": "\ue014", "ArrowDown": "\ue015", "End": "\ue010"}
 _KEYS |= {"Home": "\ue011", "Enter": "\ue007", "Escape": "\ue00c"}
-_SECONDS = 60
 _PREFERENCES = {
     "marionette.port": 0,  # a free one, which Firefox writes to its profile
     "browser.shell.checkDefaultBrowser": False,
@@ -31,7 +32,7 @@ _PREFERENCES = {
 }
 
 
-class Page:
+class Page(BrowserPage):
     """Page in the browser."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -71,13 +72,6 @@ class Page:
         """Return the JSON-serializable value of an expression."""
         return self.call("WebDriver:ExecuteScript", script=f"return {expression}", args=[])["value"]
 
-    def wait(self, expression: str) -> None:
-        """Wait until an expression is true."""
-        end = time.monotonic() + _SECONDS
-        while not self.eval(expression):
-            assert time.monotonic() < end, f"not true after {_SECONDS} s: {expression}"
-            time.sleep(0.05)
-
     def press(self, *keys: str) -> None:
         """Press keys, one after another."""
         for key in keys:
@@ -97,11 +91,11 @@ def browser(folder: Path, downloads: Path) -> Iterator[Page]:
     command = [str(PROGRAM), "--headless", "--no-remote", "--marionette", "--profile", str(profile)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     try:
-        port_file, end = profile / "MarionetteActivePort", time.monotonic() + _SECONDS
+        port_file, end = profile / "MarionetteActivePort", time.monotonic() + SECONDS
         while not port_file.exists() or not port_file.read_text():
             assert process.poll() is None and time.monotonic() < end, "Firefox does not start"
             time.sleep(0.1)
-        with socket.create_connection(("127.0.0.1", int(port_file.read_text())), _SECONDS) as connection:
+        with socket.create_connection(("127.0.0.1", int(port_file.read_text())), SECONDS) as connection:
             yield Page(connection)
     finally:
         process.kill()

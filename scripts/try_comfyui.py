@@ -225,9 +225,7 @@ def check_sampling_preview(program: ComfyUI) -> str:
     results, pictures = [], []
     for model in ("model", "preview"):
         graph["guider"][1]["model"] = [model, 0]
-        counts, is_on = Counter(), threading.Event()
-        threading.Thread(target=lambda: asyncio.run(listen(program.address, counts, is_on)), daemon=True).start()  # noqa: B023
-        assert is_on.wait(30)
+        counts = count_messages(program.address)
         (file,) = program.run(graph)
         results.append(load_file(file)["latent_tensor"])
         pictures.append(counts["picture"])
@@ -411,24 +409,29 @@ def check_interrupt(program: ComfyUI) -> str:
     return f"an interrupted decode ends after {seconds:.2f} s and leaves nothing, and the one queued after it works"
 
 
-async def listen(address: str, counts: Counter, is_on: threading.Event) -> None:
-    """Count what the page of ComfyUI would get."""
+def count_messages(address: str) -> Counter:
+    """Return counts of what the page of ComfyUI gets from now on, by kind."""
+    counts, is_on = Counter(), threading.Event()
     kinds = {1: "picture", 3: "text", 4: "picture"}
     url = f"ws://{address}/ws?clientId={CLIENT}"
-    async with aiohttp.ClientSession() as session, session.ws_connect(url, max_msg_size=0) as socket:
-        is_on.set()
-        async for message in socket:
-            if message.type is aiohttp.WSMsgType.BINARY:
-                counts[kinds.get(int.from_bytes(message.data[:4], "big"))] += 1
-            elif message.type is aiohttp.WSMsgType.TEXT:
-                counts[json.loads(message.data)["type"]] += 1
+
+    async def listen() -> None:
+        async with aiohttp.ClientSession() as session, session.ws_connect(url, max_msg_size=0) as socket:
+            is_on.set()
+            async for message in socket:
+                if message.type is aiohttp.WSMsgType.BINARY:
+                    counts[kinds.get(int.from_bytes(message.data[:4], "big"))] += 1
+                elif message.type is aiohttp.WSMsgType.TEXT:
+                    counts[json.loads(message.data)["type"]] += 1
+
+    threading.Thread(target=lambda: asyncio.run(listen()), daemon=True).start()
+    assert is_on.wait(30)
+    return counts
 
 
 def check_progress(program: ComfyUI) -> str:
     """Progress reaches the page."""
-    counts, is_on = Counter(), threading.Event()
-    threading.Thread(target=lambda: asyncio.run(listen(program.address, counts, is_on)), daemon=True).start()
-    assert is_on.wait(30)
+    counts = count_messages(program.address)
     program.run(to_video("clip", fps=30.0))
     assert counts["text"] >= 1 and counts["picture"] >= 3 and counts["progress_state"] >= 3, counts
     return f"a decode shows its plan, {counts['picture']} pictures and its progress"

@@ -184,10 +184,6 @@ def _resident(entry: str) -> int:
     return 1000 * int(re.search(rf"{entry}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 
-def _read_latents(path: Path) -> None:
-    open_latents(path).read()
-
-
 def _read_keyframes(path: Path) -> None:
     load_keyframes(path)
     open_latents(path).find_keyframes()
@@ -202,14 +198,6 @@ def _read_latents_for_a_vae(path: Path) -> None:
 def _inspect(path: Path) -> None:
     report = inspect(str(path))
     json.loads(json.dumps(report, allow_nan=False))
-
-
-def _inspect_for_a_vae(path: Path) -> None:
-    format_report(inspect(str(path), vae=str(path.parents[1] / _VAE)))
-
-
-def _load(path: Path) -> None:
-    VideoVAE.from_pretrained(path)
 
 
 @cache
@@ -231,10 +219,6 @@ def _parse_config(path: Path) -> None:
                     decoder_spec(config), (1, config.latent_channels, 2, 2, 2), options=PlanOptions(memory_budget="8GB")
                 )
             )
-
-
-def _use_config(path: Path) -> None:
-    VideoVAE.from_weights(_weights(), read_json(path))
 
 
 def _read_list(path: Path) -> None:
@@ -263,7 +247,7 @@ def _entries(folder: Path) -> dict[str, int]:
     return {str(path): path.lstat().st_mtime_ns for path in found if not path.is_dir()}
 
 
-def _run_list(path: Path, main: Callable[[list[str]], int], *options: str) -> None:
+def _run_list(path: Path, main: Callable[[list[str]], int], output: str, *options: str) -> None:
     """Give a list to a command, which must write nothing outside `out/`, which has links to other places."""
     folder = path.parent
     (folder / "out").mkdir(exist_ok=True)
@@ -272,24 +256,8 @@ def _run_list(path: Path, main: Callable[[list[str]], int], *options: str) -> No
             (folder / "out" / name).symlink_to(target)
     before = _entries(folder.parent)
     named = str(path) if path.suffix == ".csv" else f"@{path}"
-    _run(main, named, "-m", str(folder.parent / _VAE), *options)
+    _run(main, named, "-m", str(folder.parent / _VAE), "-o", f"{folder}/out/{output}", *options)
     assert _entries(folder.parent) == before, f"wrote outside: {folder / 'out'}"
-
-
-def _decode_list(path: Path) -> None:
-    _run_list(path, decode, "-o", f"{path.parent}/out/{{name}}.npy")
-
-
-def _decode_list_again(path: Path) -> None:
-    _run_list(path, decode, "-o", f"{path.parent}/out/{{name}}.npy", "--skip-existing", "--debug")
-
-
-def _decode_list_dry(path: Path) -> None:
-    _run_list(path, decode, "-o", f"{path.parent}/out/", "--dry-run")
-
-
-def _encode_list(path: Path) -> None:
-    _run_list(path, encode, "-o", f"{path.parent}/out/")
 
 
 def _read_light(path: Path) -> None:
@@ -304,23 +272,26 @@ def _encode_light(path: Path) -> None:
 
 TARGETS = {
     "latents": {
-        "read": _read_latents,
+        "read": lambda path: open_latents(path).read(),
         "read keyframes": _read_keyframes,
         "read for a VAE": _read_latents_for_a_vae,
         "info": _inspect,
-        "info for a VAE": _inspect_for_a_vae,
+        "info for a VAE": lambda path: format_report(inspect(str(path), vae=str(path.parents[1] / _VAE))),
         "printed": _info,
     },
-    "checkpoint": {"open": open_checkpoint, "info": _inspect, "load": _load, "printed": _info},
-    "configuration": {"parse": _parse_config, "from_weights": _use_config},
+    "checkpoint": {"open": open_checkpoint, "info": _inspect, "load": VideoVAE.from_pretrained, "printed": _info},
+    "configuration": {
+        "parse": _parse_config,
+        "from_weights": lambda path: VideoVAE.from_weights(_weights(), read_json(path)),
+    },
     "light": {"read": _read_light, "encode": _encode_light},
     "list": {"read": _read_list},
     "run": {
         "read": _read_list,
-        "dry run": _decode_list_dry,
-        "decode": _decode_list,
-        "decode again": _decode_list_again,
-        "encode": _encode_list,
+        "dry run": lambda path: _run_list(path, decode, "", "--dry-run"),
+        "decode": lambda path: _run_list(path, decode, "{name}.npy"),
+        "decode again": lambda path: _run_list(path, decode, "{name}.npy", "--skip-existing", "--debug"),
+        "encode": lambda path: _run_list(path, encode, ""),
     },
 }
 
@@ -345,11 +316,8 @@ def main() -> int:
                 found.append(finding)
     for kind, count in Counter(finding.kind for finding in found).most_common():
         first = next(finding for finding in found if finding.kind == kind)
-        print(
-            f"{count:6}  {kind}  (seed {first.seed}, {first.sample})\n{first.detail}"
-            if arguments.count < 20
-            else f"{count:6}  {kind}  (seed {first.seed}, {first.sample})"
-        )
+        detail = f"\n{first.detail}" if arguments.count < 20 else ""
+        print(f"{count:6}  {kind}  (seed {first.seed}, {first.sample}){detail}")
     print(f"{len(found)} of {arguments.count} inputs did not end cleanly")
     return 1 if found else 0
 

@@ -19,7 +19,8 @@ from safetensors.numpy import load_file, save_file
 
 from audio_cases import random_latents
 from commands import decode as main
-from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, load_audio_latents
+from commands import preview
+from mlx_ltx_vae import AudioVAE, LatentsError, PlanError, VideoVAE, demo, load_audio_latents
 from mlx_ltx_vae.checkpoint import loading
 from mlx_ltx_vae.networks.audio.vae_networks import MelDecoder
 from mlx_ltx_vae.pipeline import audio as audio_pipeline
@@ -537,6 +538,13 @@ def test_missing_parts_are_named(tmp_path, video, model, capsys):
     for command, message in cases:
         run(*command, "-o", tmp_path / "a.mp4", code=1)
         assert message in capsys.readouterr().err
+
+
+def test_a_preview_with_audio_needs_audio_latents_and_a_gallery_does_not(tmp_path, model, capsys):
+    command = [str(demo.LATENTS), "-m", str(demo.LATENT_RGB), "--audio-model", str(model), "-o"]
+    assert preview([*command, str(tmp_path / "a.mp4")]) == 1
+    assert "latents.safetensors: has no audio latents" in capsys.readouterr().err
+    assert preview([*command, str(tmp_path / "a.html")]) == 0
 
 
 def test_the_example_of_the_page_runs(tmp_path, golden, audio_case, monkeypatch):

@@ -78,7 +78,7 @@ class HeldVAE:
 
 @pytest.fixture(scope="module")
 def demo_vae():
-    return VideoVAE.from_pretrained(demo.VAE, encoder=False)
+    return VideoVAE.from_pretrained(demo.VAE, encoder=False).load()  # tests measure what a decode adds
 
 
 @pytest.fixture

@@ -408,7 +408,7 @@ def test_several_sizes_share_their_weights(golden, tmp_path, capsys):
     line = ["-m", str(golden("small_ltx2_3").checkpoint), "-o", str(folder), "--dtype", "float32"]
     assert mlx_ltx_vae(["export", *line, "--size", "96x64", "--size", "64x64", "--json"]) == 0
     reports = json.loads(capsys.readouterr().out)["exports"]
-    assert [Path(report["folder"]).name for report in reports] == ["96x64", "64x64"]
+    assert [Path(report["output"]).name for report in reports] == ["96x64", "64x64"]
     assert {report["weights"] for report in reports} == {str(folder / "weights.safetensors")}
     assert sorted(path.name for path in folder.iterdir()) == ["64x64", "96x64", "weights.safetensors"]
     assert not [*folder.glob("*/*.safetensors")]
@@ -548,7 +548,7 @@ def test_the_command_replaces_or_skips_an_export_and_nothing_else(golden, tmp_pa
     assert mlx_ltx_vae(["export", "-m", "ltx-2.3", "-o", str(folder), "--size", "64x64", "-n"]) == 0
     assert capsys.readouterr().out == f"{folder}: skipped, found an export\n"
     assert mlx_ltx_vae(["export", "-m", "ltx-2.3", "-o", str(folder), "--size", "64x64", "-n", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"folder": str(folder), "skipped": True}
+    assert json.loads(capsys.readouterr().out) == {"output": str(folder), "skipped": True}
     assert mlx_ltx_vae(["export", "-m", "ltx-2.3", "-o", str(folder), "--size", "64x64"]) == 1
     assert "exported: already exists; add -y to replace it" in capsys.readouterr().err, "before the download"
     assert before == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}

@@ -1,12 +1,14 @@
 """Partial files and folders: those of living processes stay, those of killed ones are removed by the next."""
 
 import fcntl
+import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
-from mlx_ltx_vae import WriterError
+from mlx_ltx_vae import WriterError, files
 from mlx_ltx_vae.files import PartFile, part_folder
 from video_files import names, open_files, open_sink
 
@@ -72,6 +74,31 @@ def test_folders_that_nobody_has_locked_are_removed(tmp_path):
     with part_folder(tmp_path / "vae"):
         assert not (tmp_path / ".vae.0a1b2c3d.part").exists()
     assert set(names(tmp_path)) == {"vae"}
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_replaced_files_are_all_in_their_folder_if_a_step_of_their_replacement_fails(tmp_path, monkeypatch, step):
+    """The first steps are that the new files are on the disk, and that each of three old ones leaves the folder."""
+    old = {"a": "old", "b": "old", "c": "old"}
+    for name, text in old.items():
+        (tmp_path / name).write_text(text)
+    actions = {"sync": files.sync, "replace": os.replace}
+    steps = []
+
+    def act(action, *arguments, **options):
+        steps.append(action)
+        if len(steps) == step + 2:
+            raise OSError(5, "Input/output error")
+        return actions[action](*arguments, **options)
+
+    with pytest.raises(WriterError, match=r"Input/output error.* is kept as "), part_folder(tmp_path, [*old]) as part:
+        for name in ("a", "b"):
+            (part.path / name).write_text("new")
+        monkeypatch.setattr(files, "sync", partial(act, "sync"))
+        monkeypatch.setattr(os, "replace", partial(act, "replace"))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()} == old
+    (kept,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert sorted(path.name for path in kept.rglob("*")) == ["a", "b", "output"]
 
 
 def test_links_with_the_name_of_a_part_are_left_alone(tmp_path):

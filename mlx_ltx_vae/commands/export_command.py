@@ -47,7 +47,7 @@ def _export(arguments: argparse.Namespace) -> None:
     if arguments.skip_existing:
         for name in existing:
             del folders[name]
-            reports.append({"folder": name, "skipped": True})
+            reports.append({"output": name, "skipped": True})
             if not arguments.json and not arguments.quiet:
                 print_report(f"{printable(name)}: skipped, found an export")
     elif existing and not (arguments.overwrite or ask_to_replace([*existing], len(folders))):

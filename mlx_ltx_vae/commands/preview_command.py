@@ -37,7 +37,8 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
     if arguments.max_size is not None:
         output = replace(output, frames=replace(output.frames, steps=(scaling_step(arguments.max_size),)))
     if arguments.audio_model is not None:
-        audio = AudioSettings(partial(find_audio_decoder, arguments.audio_model, None, arguments.dtype))
+        find_vae = partial(find_audio_decoder, arguments.audio_model, None, arguments.dtype)
+        audio = AudioSettings(find_vae, is_required=not is_gallery)  # in a gallery, some latents may have no audio
     settings = DecodeSettings(output, PlanOptions(memory_budget=arguments.memory_budget), audio=audio)
     if is_gallery:
         return run_gallery(parser, arguments, settings)

@@ -126,7 +126,8 @@ def decode_tiled(
     Raises:
         PlanError: if `causal` is true and the decoder is not causal, which no app requests.
     """
-    _check_causal(self, causal)
+    if causal and not getattr(self, "causal", getattr(self, "_causal", False)):
+        raise PlanError("causal=True is not supported: a decoder pads along time as it was trained; leave it out.")
     call_options = _read_options("decode", options)
     dtype = _output_dtype(call_options, sample.dtype)
     plan, chunks = _start(self, sample, tiling_config, timestep, call_options, array_dtype=dtype)
@@ -287,8 +288,13 @@ def _start(
 
 
 def _within_budget(make_plan: Callable[..., PlanT]) -> PlanT:
-    """Make a plan within the app's budget; with a warning the least plan if nothing fits, or the default one."""
-    budget = _budget()
+    """Make a plan within the budget of `install`, or else of the app's environment variable, in GiB.
+
+    With a warning the least plan if nothing fits, or the default one.
+    """
+    budget = current().memory_budget
+    if budget is None and (gibibytes := os.environ.get("LTX2_VAE_DECODE_BUDGET_GB")) is not None:
+        budget = f"{gibibytes}GiB"
     try:
         return make_plan(memory_budget=budget)
     except PlanError as error:
@@ -346,19 +352,6 @@ def _decode_options(
             seeded if noise is None else noise for seeded, noise in zip(seeded_maps, noise_maps, strict=False)
         ]
     return options
-
-
-def _check_causal(decoder: nn.Module, causal: bool | None) -> None:
-    if causal and not getattr(decoder, "causal", getattr(decoder, "_causal", False)):
-        raise PlanError("causal=True is not supported: a decoder pads along time as it was trained; leave it out.")
-
-
-def _budget() -> str | int | None:
-    """Return the memory budget of `install`, or else of the app's environment variable, in GiB."""
-    gibibytes, budget = os.environ.get("LTX2_VAE_DECODE_BUDGET_GB"), current().memory_budget
-    if budget is not None or gibibytes is None:
-        return budget
-    return f"{gibibytes}GiB"
 
 
 def _pixels(chunk: FrameChunk) -> mx.array:

@@ -116,7 +116,7 @@ class Installed(MetaPathFinder, AbstractContextManager["Installed"]):
                     self._replace(namespace, replace(entry, dropin="", is_around=True), function, ())
             return
         for entry, function in app_functions.items():
-            if unknown := _unknown_parameters(entry, function):
+            if unknown := [name for name in _parameters(function) if name not in entry.parameters]:
                 text = f"{module.__name__}:{entry.path} also takes"
                 first_name = next(iter(_parameters(function)))
                 options = [name for name in unknown if name != first_name and name not in _KNOWN_OPTIONS]
@@ -238,11 +238,6 @@ def _find_problem(entry: Entry, function: Any) -> str | None:
     unknown = [name for name in later_names if name not in entry.parameters]
     needed = [name for name in unknown if _parameters(function)[name].default is inspect.Parameter.empty]
     return f"{path} needs {', '.join(needed)}, which mlx_ltx_vae does not know" if needed else None
-
-
-def _unknown_parameters(entry: Entry, function: Any) -> list[str]:
-    """Return the names of parameters that the table does not have."""
-    return [name for name in _parameters(function) if name not in entry.parameters]
 
 
 def _parameters(function: Any) -> dict[str, inspect.Parameter]:

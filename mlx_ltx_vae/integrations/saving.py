@@ -192,7 +192,7 @@ class LatentsFolder:
         except Exception as error:  # each function of a call may try again
             if not decode.has_warned:
                 decode.has_warned = True
-                _warn_unsaved("the latents are", error)
+                warn(f"the latents are not saved: {describe_error(error)}")
 
     def close(self) -> None:
         """Write kept audio and a kept still that no video followed."""
@@ -205,7 +205,7 @@ class LatentsFolder:
                     save_audio_latents(path, audio)
                 say(f"{path}: holds the audio alone; no function that is known here got the latents of its video.")
             except Exception as error:
-                _warn_unsaved("the audio latents are", error)
+                warn(f"the audio latents are not saved: {describe_error(error)}")
 
     @contextmanager
     def _reserve_path(self) -> Iterator[Path]:
@@ -218,11 +218,6 @@ class LatentsFolder:
             yield path
         finally:
             _reserved_paths.discard(path)
-
-
-def _warn_unsaved(subject: str, error: Exception) -> None:
-    """Warn of an error of saving, since the generation goes on."""
-    warn(f"{subject} not saved: {describe_error(error)}")
 
 
 def to_keyframes(values: Mapping[str, Any]) -> Keyframes | None:

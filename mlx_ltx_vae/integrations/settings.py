@@ -5,23 +5,9 @@ from collections import Counter
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import one_line
-
-
-class SavingFolder(Protocol):
-    """What a `LatentsFolder` does for functions of apps."""
-
-    def save(self, decode: Any) -> None: ...
-
-    def write(self, decode: Any) -> None: ...
-
-    def hold_audio(self, latents: Any) -> None: ...
-
-    def count_files(self) -> int: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -29,7 +15,7 @@ class Settings:
     """Options of one `install`: those that it was given, and otherwise those of the installation before it."""
 
     memory_budget: str | int | None = None
-    folder: SavingFolder | None = None
+    folder: Any = None  # a `LatentsFolder`, whose module imports MLX, or `None`
 
 
 _stack = [Settings()]
@@ -46,7 +32,7 @@ def current() -> Settings:
     return _stack[-1]
 
 
-def push(memory_budget: str | int | None, folder: SavingFolder | None) -> Settings:
+def push(memory_budget: str | int | None, folder: Any) -> Settings:
     """Begin an installation with these options. `None` keeps what the installation before it has."""
     before = current()
     settings = Settings(before.memory_budget if memory_budget is None else memory_budget, folder or before.folder)

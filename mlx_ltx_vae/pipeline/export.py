@@ -333,8 +333,8 @@ class Export:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what is known of it as a JSON-serializable dict."""
-        names = ("folder", "functions", "function_bytes", "weights", "weight_bytes")
-        values = {name: getattr(self, name) for name in names}
+        names = ("functions", "function_bytes", "weights", "weight_bytes")
+        values = {"output": self.folder, **{name: getattr(self, name) for name in names}}
         values |= {"mlx": str(self.reader), "function_format": self.reader.file_format}
         return {**values, "width": self.plan.width, "height": self.plan.height, "peak_bytes": self.plan.peak_bytes}
 

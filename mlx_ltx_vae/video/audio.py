@@ -183,7 +183,7 @@ class AudioReader(Iterator[np.ndarray], AbstractContextManager["AudioReader"]):
         code, reason = self._ffmpeg.wait()
         if code:
             raise ReaderError(f"{self.name}: contains no audio that ffmpeg can read: {reason}.")
-        if not code and reason:
+        if reason:
             warn(f"{self.name}: parts of its audio are damaged; ffmpeg says: {reason}.")
 
 

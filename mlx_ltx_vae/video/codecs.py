@@ -80,18 +80,17 @@ def find_codec(name: str, ending: str, options: OutputOptions) -> Codec:
     return codec
 
 
-def _check_frames(name: str, codec: Codec, size: Size, fps: Fraction) -> None:
-    """Raise a `WriterError` for frames on which the encoder fails, or writes outside its memory."""
+def _choose_pixel_format(name: str, codec: Codec, size: Size, fps: Fraction, options: OutputOptions) -> str:
+    """Choose the pixel format that the options name, or the default for the size.
+
+    Raises a `WriterError` for other ones, and for frames on which the encoder fails, or writes outside its memory.
+    """
     if any(side < least for side, least in zip(size, codec.min_size, strict=True)):
         problem = f"frames are {format_size(*size)}, and {codec.encoder} takes {format_size(*codec.min_size)} and more"
         raise WriterError(f"{name}: {problem}; use another codec.")
     if codec.max_fps is not None and fps > codec.max_fps:
         problem = f"{codec.encoder} takes at most {codec.max_fps} frames per second, not {fps}"
         raise WriterError(f"{name}: {problem}; use another codec.")
-
-
-def _choose_pixel_format(name: str, codec: Codec, size: Size, options: OutputOptions) -> str:
-    """Choose the pixel format that the options name, or the default for the size; raise a `WriterError` otherwise."""
     is_odd = any(side % 2 for side in size) and codec.odd_pixel_formats is not None
     formats = codec.odd_pixel_formats if is_odd else codec.pixel_formats
     if not formats:
@@ -161,14 +160,13 @@ def _animation_arguments(name: str, ending: str, size: Size, fps: Fraction, opti
 def _encoder_arguments(name: str, codec: Codec, size: Size, fps: Fraction, options: OutputOptions) -> list[str]:
     check_zscale(WriterError)
     check_content_light(options.format)
-    _check_frames(name, codec, size, fps)
+    stored = file_format(_choose_pixel_format(name, codec, size, fps, options), options.format)
     arguments = ["-map", "0:v:0", "-c:v", codec.encoder, *codec.options]
     if codec.crf is not None:
         default = codec.hdr_crf if options.format.is_hdr and codec.hdr_crf is not None else codec.crf[0]
         arguments += ["-crf", str(default if options.crf is None else options.crf)]
     if options.encoder_preset is not None:
         arguments += ["-preset", options.encoder_preset]
-    stored = file_format(_choose_pixel_format(name, codec, size, options), options.format)
     to_planar = f"format={options.format.planar}"
     arguments += ["-vf", ",".join([to_planar, *conversion(options.format, stored, size), tags(stored)])]
     arguments += ["-chroma_sample_location", stored.site]
@@ -236,12 +234,15 @@ def _audio_arguments(
     if options.shortest and num_frames is None:
         raise WriterError(f"{name}: shortest needs the number of frames to come; add num_frames.")
     video = (_MAX_FRAMES if num_frames is None else num_frames) / fps
-    seconds = video if options.shortest else None
     source, shift = _find_file(options.audio)
-    end = None if seconds is None else round(seconds * source.sample_rate)
     layout, _ = _choose_layout(codec, source.layout)
+    filters = [FILL_GAPS]
+    if options.shortest:
+        filters.append(f"atrim=end_sample={round(video * source.sample_rate)}")
+    if " " not in layout:  # as in "5 channels", which needs no other one
+        filters.append(f"aformat=channel_layouts={layout}")
     channels = len(channel_places(layout)) or source.channels
-    output += [*_filters(layout, end), *_encode(codec, source.sample_rate, channels, bits=source.bits)]
+    output += ["-af", ",".join(filters), *_encode(codec, source.sample_rate, channels, bits=source.bits)]
     before = [] if options.fragmented else list(_END_WITH_READER)
     # What is read ends near there. Not ffmpeg's -shortest, which may cut the video, and cuts the audio late.
     limit = ["-t", f"{float(video + (0 if options.shortest else MAX_REST)):.6f}"]
@@ -250,16 +251,6 @@ def _audio_arguments(
 
 def _file_input(audio: str | os.PathLike, shift: Fraction) -> list[str]:
     return ["-itsoffset", f"{float(shift):.6f}", *input_arguments(os.path.abspath(audio))]
-
-
-def _filters(layout: str, end: int | None) -> list[str]:
-    """Return the filters of a file's audio, which is stored in this layout and ends after this number of samples."""
-    filters = [FILL_GAPS]
-    if end is not None:
-        filters.append(f"atrim=end_sample={end}")
-    if " " not in layout:  # as in "5 channels", which needs no other one
-        filters.append(f"aformat=channel_layouts={layout}")
-    return ["-af", ",".join(filters)]
 
 
 def _choose_layout(codec: AudioCodec, layout: str) -> tuple[str, bool]:

@@ -193,7 +193,8 @@ class LogReader:
         self.count = 0  # of lines that are not empty
         self._pipe = pipe
         self._lines: deque[str] = deque(maxlen=None if marks else _NUM_LAST)
-        self._thread = threading.Thread(target=self._run, args=(marks,), name="ffmpeg-reader", daemon=True)
+        lines = _leave_out_text(self._read(), marks) if marks else self._read()
+        self._thread = threading.Thread(target=self._lines.extend, args=(lines,), name="ffmpeg-reader", daemon=True)
         self._thread.start()
 
     def join(self) -> list[str]:
@@ -210,10 +211,6 @@ class LogReader:
         """Return whether ffmpeg ends within this many seconds."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
-
-    def _run(self, marks: Sequence[str]) -> None:
-        for line in _leave_out_text(self._read(), marks) if marks else self._read():
-            self._lines.append(line)
 
     def _read(self) -> Iterator[str]:
         is_new = True
@@ -417,11 +414,7 @@ class FfmpegDecoder(FfmpegProcess):
 
 def read_output(arguments: Sequence[str], max_bytes: int = sys.maxsize, name: str = "ffmpeg") -> str:
     """Return the standard output of ffmpeg, or its beginning, also if ffmpeg fails."""
-    with closing(FfmpegProcess(name, arguments)) as reader:
-        content = _read_all(reader, max_bytes)
-        if len(content) < max_bytes:
-            reader.wait()
-    return content.decode(errors="replace")
+    return run_ffmpeg(name, arguments, ReaderError, max_bytes=max_bytes)[1]
 
 
 def _read_all(reader: FfmpegProcess, max_bytes: int = sys.maxsize) -> bytes:
@@ -451,13 +444,17 @@ def check_encoder(name: str, encoder: str, needs: str, alternatives: Mapping[str
 
 
 def run_ffmpeg(
-    name: str, arguments: Sequence[str], error: type[LTXVAEError], marks: Sequence[str] = ()
+    name: str,
+    arguments: Sequence[str],
+    error: type[LTXVAEError],
+    marks: Sequence[str] = (),
+    max_bytes: int = sys.maxsize,
 ) -> tuple[int, str, list[str]]:
-    """Run an ffmpeg that writes to its standard output, to its end: its return code, output and log."""
+    """Run an ffmpeg that writes to its standard output: its return code, output and log, or the first `max_bytes`."""
     with closing(FfmpegProcess(name, arguments, error=error, marks=marks)) as reader:
-        output = _read_all(reader).decode(errors="replace")
-        code, log = reader.wait_for_end()
-        return code, output, log
+        output = _read_all(reader, max_bytes)
+        code, log = reader.wait_for_end() if len(output) < max_bytes else (0, [])
+        return code, output.decode(errors="replace"), log
 
 
 @dataclass(frozen=True)

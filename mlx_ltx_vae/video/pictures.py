@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, TiffImagePlugin
@@ -109,27 +108,23 @@ def read_png_text(path: Path, max_bytes: int) -> Iterator[tuple[str, str]]:
     """Yield the entries of text of a PNG file, each up to `max_bytes`. Damaged text is shown as it is."""
     with path.open("rb") as file:
         file.seek(len(_SIGNATURE))
-        yield from _read_texts(file, max_bytes)
-
-
-def _read_texts(file: IO[bytes], max_bytes: int) -> Iterator[tuple[str, str]]:
-    while len(start := file.read(8)) == 8:
-        length, kind = int.from_bytes(start[:4], "big"), start[4:]
-        if kind not in (b"tEXt", b"zTXt", b"iTXt") or length > max_bytes:
-            file.seek(length + 4, 1)
-            continue
-        key, _, text = file.read(length).partition(b"\0")
-        file.seek(4, 1)
-        is_compressed, encoding = kind == b"zTXt", "latin-1"
-        if kind == b"iTXt":  # two flags, a language, a translated key
-            is_compressed, encoding = text[:1] == b"\1", "utf-8"
-            text = b"".join(text[2:].split(b"\0", 2)[2:])
-        elif is_compressed:
-            text = text[1:]
-        if is_compressed:
-            with suppress(zlib.error):
-                text = zlib.decompressobj().decompress(text, max_bytes)
-        yield key.decode("latin-1"), text.decode(encoding, "replace")
+        while len(start := file.read(8)) == 8:
+            length, kind = int.from_bytes(start[:4], "big"), start[4:]
+            if kind not in (b"tEXt", b"zTXt", b"iTXt") or length > max_bytes:
+                file.seek(length + 4, 1)
+                continue
+            key, _, text = file.read(length).partition(b"\0")
+            file.seek(4, 1)
+            is_compressed, encoding = kind == b"zTXt", "latin-1"
+            if kind == b"iTXt":  # two flags, a language, a translated key
+                is_compressed, encoding = text[:1] == b"\1", "utf-8"
+                text = b"".join(text[2:].split(b"\0", 2)[2:])
+            elif is_compressed:
+                text = text[1:]
+            if is_compressed:
+                with suppress(zlib.error):
+                    text = zlib.decompressobj().decompress(text, max_bytes)
+            yield key.decode("latin-1"), text.decode(encoding, "replace")
 
 
 def write_tiff(path: Path, frame: np.ndarray, _: OutputOptions) -> None:

@@ -584,7 +584,13 @@ class RateConverter:
         self._time = time
         tick = self._tick(time - self._start)
         self.num_frames += 1
-        return self._times_until(tick) if self.num_frames > 1 else 0
+        if self.num_frames == 1:
+            return 0
+        times = max(0, tick - self._ticks)
+        self._ticks += times
+        self.left_out += times == 0
+        self.repeated += max(0, times - 1)
+        return times
 
     def end(self) -> int:
         """Return how often the last frame is returned: as long as it lasts, and at least once if it is the first."""
@@ -603,13 +609,6 @@ class RateConverter:
         keep, choose = option(f"fps={enough}", f"--fps {enough}"), option("fps=", "--fps")
         advice = f"{keep} would keep them" if enough > self._fps else f"{choose} chooses another rate"
         return f"{rate}, {lost}; {advice}."
-
-    def _times_until(self, tick: int) -> int:
-        times = max(0, tick - self._ticks)
-        self._ticks += times
-        self.left_out += times == 0
-        self.repeated += max(0, times - 1)
-        return times
 
     def _tick(self, time: Fraction) -> int:
         if self._own_fps is None:

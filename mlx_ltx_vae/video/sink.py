@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,10 +36,6 @@ class SinkRequest:
     num_frames: int | None  # None if it is not known
     codec: Codec | None = None  # of a video
     encoding: Sequence[str] = ()  # ffmpeg's arguments of a video or an animation that was checked
-
-    @property
-    def path(self) -> Path:
-        return Path(self.name)
 
 
 def check_not_live(name: str, options: OutputOptions) -> None:
@@ -75,7 +70,7 @@ class FrameQueue:
         # Unlike `Queue`, it may be filled while the thread is in `get`, as happens where a sink is collected.
         self.arrays: queue.SimpleQueue[np.ndarray | None] = queue.SimpleQueue()
         self._max_frames, self._at_end = max_frames, at_end
-        self._num_waiting = 0  # frames in `arrays`
+        self.num_waiting = 0  # frames in `arrays`
         self._changed = threading.Condition()
         self._error: Exception | None = None
         self._is_cancelled = self._has_ended = False
@@ -87,18 +82,13 @@ class FrameQueue:
         if self._thread.ident is None:
             self._thread.start()
 
-    @property
-    def num_waiting(self) -> int:
-        """Number of frames that are queued."""
-        return self._num_waiting
-
     def put(self, frames: np.ndarray) -> None:
         """Queue an array, which must not be changed afterwards. Raises an earlier error of `consume`."""
         self.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._has_ended or self._num_waiting < self._max_frames)
+            self._changed.wait_for(lambda: self._has_ended or self.num_waiting < self._max_frames)
             self._raise_error()
-            self._num_waiting += len(frames)
+            self.num_waiting += len(frames)
             self.arrays.put(frames)
 
     def end(self) -> None:
@@ -128,7 +118,7 @@ class FrameQueue:
     def _run(self, consume: Callable[[np.ndarray], None]) -> None:
         while self._error is None and (frames := self.arrays.get()) is not None and not self._is_cancelled:
             with self._changed:
-                self._num_waiting -= len(frames)
+                self.num_waiting -= len(frames)
                 self._changed.notify()
             try:
                 consume(frames)

@@ -55,8 +55,8 @@ class SinkKind:
         max_fps: the highest frame rate that players keep, if there is one.
         check_options: raises a `WriterError` for a name and options that it does not support; returns the codec of a
             video.
-        encode: returns ffmpeg's arguments of a video or an animation, with the errors of all that `open` gets.
-        check: raises the other errors of what `open` gets; returns the file, or the folder, that would be created.
+        check: raises the errors of what `open` gets; returns the file, or the folder, that would be created, and
+            ffmpeg's arguments of a video or an animation.
     """
 
     endings: tuple[str, ...]
@@ -66,8 +66,7 @@ class SinkKind:
     is_stills: bool = False
     max_fps: int | None = None
     check_options: Callable[[str, OutputOptions], Codec | None] = lambda *_: None
-    encode: Callable[[SinkRequest], Sequence[str]] = lambda _: ()
-    check: Callable[[SinkRequest], Path] = lambda output: output.path
+    check: Callable[[SinkRequest], tuple[Path, Sequence[str]]] = lambda output: (Path(output.name), ())
 
 
 @dataclass(frozen=True)
@@ -113,36 +112,36 @@ class OutputFile:
         kept = keep_metadata(self.name, ending, metadata, is_live=is_live, warns=keeps_metadata(ending))
         return replace(self, options=replace(options, metadata=kept))
 
+    def request(self, size: Size, fps: Rate, num_frames: int | None) -> SinkRequest:
+        """Return what the sink is opened for. By default an existing file is replaced, and a folder's are not."""
+        check_size(self.name, size)
+        overwrite = self.options.overwrite
+        if overwrite is None:
+            overwrite = not self.kind.is_stills or _is_picture(self.name)
+        options = replace(self.options, overwrite=overwrite)
+        return SinkRequest(self.name, size, fps, options, num_frames, self.codec)
+
     def check(
         self, *, size: Size, fps: Rate, num_frames: int | None = None, makes_folders: bool = False
     ) -> CheckedOutput:
         """Raise the errors of `open_sink`, as `check_output`, and return what opens the sink."""
-        name = self.name
-        check_size(name, size)
-        output = SinkRequest(name, size, fps, _with_rule(self.kind, name, self.options), num_frames, self.codec)
-        output = replace(output, encoding=tuple(self.kind.encode(output)))
-        target = self.kind.check(output)
-        if name != "-":
+        output = self.request(size, fps, num_frames)
+        target, encoding = self.kind.check(output)
+        if self.name != "-":
             check_name(target)
             check_replaceable(target, overwrite=bool(output.options.overwrite))
-            check_folder(name, target, makes_folders=makes_folders)
-        return CheckedOutput(self.kind, output)
+            check_folder(self.name, target, makes_folders=makes_folders)
+        return CheckedOutput(self.kind, replace(output, encoding=tuple(encoding)))
 
 
-def _encode_video(output: SinkRequest) -> list[str]:
-    name, ending = _name_and_ending(output.name)
-    fps = find_fps(output.name, output.fps, WriterError)
-    return video_arguments(name, ending, output.size, fps, output.options, output.num_frames, output.codec)
-
-
-def _check_video(output: SinkRequest) -> Path:
-    name, ending = _name_and_ending(output.name)
+def _check_video(output: SinkRequest) -> tuple[Path, list[str]]:
+    (name, ending), fps = _name_and_ending(output.name), find_fps(output.name, output.fps, WriterError)
+    arguments = video_arguments(name, ending, output.size, fps, output.options, output.num_frames, output.codec)
     if output.codec is not None:
         warn_of_depth(name, output.codec, output.options)
     if output.num_frames is not None:
-        fps = find_fps(output.name, output.fps, WriterError)
         warn_of_audio(name, ending, output.num_frames, fps, output.options)
-    return output.path
+    return Path(output.name), arguments
 
 
 def _name_and_ending(name: str) -> tuple[str, str]:
@@ -150,10 +149,10 @@ def _name_and_ending(name: str) -> tuple[str, str]:
     return ("standard output", ".mp4") if name == "-" else (name, Path(name).suffix.lower())
 
 
-def _check_picture(output: SinkRequest) -> Path:
+def _check_sheet(output: SinkRequest) -> tuple[Path, Sequence[str]]:
     if os.path.isdir(output.name):
         raise WriterError(f"{output.name}: cannot be written (it is a folder).")
-    return output.path
+    return Path(output.name), ()
 
 
 def stills_kind(
@@ -177,13 +176,12 @@ def stills_kind(
         if not _is_picture(name):
             parse_stills_path(name, endings)
 
-    def check(output: SinkRequest) -> Path:
+    def check(output: SinkRequest) -> tuple[Path, Sequence[str]]:
         check_library()
         if not _is_picture(output.name):
-            return find_stills_target(output.name, endings, overwrite=bool(output.options.overwrite))[0]
-        target = _check_picture(output)
+            return find_stills_target(output.name, endings, overwrite=bool(output.options.overwrite))[0], ()
         check_one_frame(output.name, output.num_frames or 1)
-        return target
+        return Path(output.name), ()
 
     return SinkKind(endings, open_one_or_more, pixel_formats, is_stills=True, check_options=check_options, check=check)
 
@@ -204,7 +202,7 @@ _EXR = stills_kind(
     check_frames=check_is_light,
     check_library=partial(import_library, WriterError),
 )
-_SHEET = SinkKind((), open_sheet, check=_check_picture)
+_SHEET = SinkKind((), open_sheet, check=_check_sheet)
 _AUDIO = SinkKind((".wav",), _refuse_frames, ())
 #: A name selects the first kind that has its ending.
 SINKS: tuple[SinkKind, ...] = (
@@ -213,12 +211,11 @@ SINKS: tuple[SinkKind, ...] = (
         VideoWriter.from_output,
         is_video=True,
         check_options=lambda name, options: find_codec(*_name_and_ending(name), options),
-        encode=_encode_video,
         check=_check_video,
     ),
-    SinkKind((".gif",), VideoWriter.from_output, ("rgb24",), max_fps=_MAX_GIF_FPS, encode=_encode_video),
-    SinkKind((".webp",), VideoWriter.from_output, ("rgb24",), encode=_encode_video),
-    SinkKind((".avif",), VideoWriter.from_output, encode=_encode_video),
+    SinkKind((".gif",), VideoWriter.from_output, ("rgb24",), max_fps=_MAX_GIF_FPS, check=_check_video),
+    SinkKind((".webp",), VideoWriter.from_output, ("rgb24",), check=_check_video),
+    SinkKind((".avif",), VideoWriter.from_output, check=_check_video),
     SinkKind((".npy",), open_npy, _ALL_FORMATS),
     stills_kind((".png",), write_png),
     stills_kind((".tif", ".tiff"), write_tiff),
@@ -289,16 +286,7 @@ def open_sink(
     `num_frames` is given by callers that gave it to `check_output`, which has then warned of the audio.
     """
     file = find_output(path, options, fps=fps).with_metadata()
-    check_size(file.name, size)
-    return file.kind.open(
-        SinkRequest(file.name, size, fps, _with_rule(file.kind, file.name, file.options), num_frames, file.codec)
-    )
-
-
-def _with_rule(kind: SinkKind, name: str, options: OutputOptions) -> OutputOptions:
-    """Return the options with what happens to existing files: by default one is replaced, and a folder's are not."""
-    overwrite = not kind.is_stills or _is_picture(name) if options.overwrite is None else options.overwrite
-    return replace(options, overwrite=overwrite)
+    return file.kind.open(file.request(size, fps, num_frames))
 
 
 def output_files(output: str, options: OutputOptions) -> dict[str, OutputOptions]:

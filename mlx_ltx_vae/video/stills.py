@@ -59,7 +59,7 @@ def _complete_stills(name: str, stills: PartFolder, pattern: str, num_frames: in
 
 def open_picture(output: SinkRequest, write: WriteStill) -> Sink:
     """Open a file for the only frame of a clip, as one of `open_stills`."""
-    part = PartFile(output.path, overwrite=bool(output.options.overwrite))
+    part = PartFile(Path(output.name), overwrite=bool(output.options.overwrite))
     write_frames = partial(_write_picture, output.name, part, write, output.options)
     return Sink(output.name, output.size, output.options.format, write_frames, lambda _: part.complete(), part.discard)
 
@@ -132,7 +132,7 @@ def _numbered(pattern: str) -> re.Pattern[str]:
 
 def open_npy(output: SinkRequest) -> Sink:
     """Open a `.npy` file `(frames, height, width, 3)` in the dtype of the frames, which is written frame by frame."""
-    part = PartFile(output.path, overwrite=bool(output.options.overwrite))
+    part = PartFile(Path(output.name), overwrite=bool(output.options.overwrite))
     with writing_to(output.name):
         file = part.path.open("wb", buffering=0)  # what a forked process has in a buffer, it writes when it ends
         file.seek(len(_npy_header(output, 0)))
@@ -180,7 +180,7 @@ def open_sheet(output: SinkRequest) -> Sink:
     if num_frames is None:
         raise WriterError(f"{name}: a contact sheet needs the number of frames (num_frames).")
     sheet = ContactSheet(output.size, find_fps(name, output.fps, WriterError), num_frames)
-    part = PartFile(output.path, overwrite=bool(options.overwrite))
+    part = PartFile(Path(output.name), overwrite=bool(options.overwrite))
     return Sink(
         name, output.size, options.format, sheet.add, partial(_complete_sheet, output, sheet, part), part.discard
     )

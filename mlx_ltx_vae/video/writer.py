@@ -242,7 +242,9 @@ class VideoWriter(Sink):
                 weakref.finalize(self, self._samples.arrays.put, None)  # as in `Sink`
                 pipes[AUDIO_INPUT] = stack.enter_context(pipe).fileno()
             arguments = [f"pipe:{pipes[word]}" if word in pipes else word for word in encoding]
-            raw_video = _input_arguments(output.size, fps, options.format)
+            raw_video = ["-f", "rawvideo", "-pixel_format", options.format.pixel_format]
+            raw_video += ["-video_size", format_size(*output.size), "-framerate", str(fps)]
+            raw_video += [*content_light_arguments(options.format), "-i", "pipe:0"]
             self._ffmpeg = FfmpegEncoder(name, [*raw_video, *arguments], file, [*pipes.values()])
             on_error.pop_all()
         if self._audio is not None:
@@ -293,12 +295,6 @@ class VideoWriter(Sink):
         if self._audio is not None:
             self._samples.cancel()
             self._audio.close()
-
-
-def _input_arguments(size: Size, fps: Fraction, frames: FrameFormat) -> list[str]:
-    """Return ffmpeg's arguments for raw frames on its standard input."""
-    layout = ["-pixel_format", frames.pixel_format, "-video_size", format_size(*size), "-framerate", str(fps)]
-    return ["-f", "rawvideo", *layout, *content_light_arguments(frames), "-i", "pipe:0"]
 
 
 def _end_and_remove(ffmpeg: FfmpegEncoder, remove: Callable[[], None]) -> None:
