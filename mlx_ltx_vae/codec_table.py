@@ -1,6 +1,7 @@
-"""The codecs of videos and of audio, a table entry each, which help, errors and ffmpeg's arguments are made from.
+"""The containers and codecs of videos and audio, a table entry each, of which errors and ffmpeg's arguments are made.
 
-Plain data: `--help` reads it without numpy or ffmpeg.
+Plain data: `--help`, which names the codecs, reads it without numpy or ffmpeg. Which metadata a container keeps is in
+`video/metadata.py`.
 
 Color: frames are full-range RGB. All codecs but FFV1 store limited range, by default BT.709, see `file_format`, and say
 so: without tags many players assume the BT.601 matrix for small frames. HDR is an HEVC master by default.
@@ -14,6 +15,25 @@ use ProRes 4444. VP9 and AV1 round the chroma planes up and support odd sizes wi
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+
+
+@dataclass(frozen=True)
+class Container:
+    """Container of ffmpeg, with its default codecs."""
+
+    format: str
+    codec: str = "h264"
+    hdr_codec: str = "hevc"
+    audio_codec: str = "aac"
+
+
+#: The containers of videos, by ending.
+CONTAINERS = {
+    ".mp4": Container("mp4"),
+    ".mov": Container("mov"),
+    ".mkv": Container("matroska"),
+    ".webm": Container("webm", "vp9", "vp9", "opus"),
+}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .checkpoint.loading import NetworkHandle
 from .checkpoint.locate import Location, has_networks, locate, read_export
 from .checkpoint.weight_files import Archive, StoredNetwork, is_index
+from .codec_table import CONTAINERS
 from .errors import CheckpointError, LatentsError, LTXVAEError, PlanError, ReaderError, excerpt, printable, warn
 from .files import MAX_INSPECTED_VALUES, START_BYTES, Format, expand_path, find_format
 from .latents import KNOWN_NAMES, AudioLatentsFile, find_audio_latents, is_audio_alone, open_latents
@@ -33,7 +34,7 @@ from .shapes import DEFAULT_SCALE, Grid, format_size, sampled_frames
 from .units import DEFAULT_FPS, format_bytes, format_count
 from .vae import VideoVAE
 from .video.audio import SLACK
-from .video.codecs import ANIMATIONS, CONTAINER_ENDINGS
+from .video.codecs import ANIMATIONS
 from .video.exr import check_start
 from .video.ffmpeg import input_arguments
 from .video.metadata import check_text, read_metadata
@@ -46,7 +47,7 @@ FileT = TypeVar("FileT")
 
 _NAMED_TENSORS = 3
 _EXPORTED = ("generation", "backend", "dtype", "mlx", "latents", "frames", "seed", "fingerprint")  # see docs/export.md
-_PICTURE_ENDINGS = (*CONTAINER_ENDINGS, *ANIMATIONS, ".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp", ".exr")
+_PICTURE_ENDINGS = (*CONTAINERS, *ANIMATIONS, ".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp", ".exr")
 #: (F, H, W) of usual videos.
 _USUAL_VIDEOS = ((121, 512, 768), (121, 704, 1280), (121, 1088, 1920))
 _SECONDS = (5, 20, 300)  # of audio that is planned

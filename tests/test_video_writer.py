@@ -17,7 +17,7 @@ from mlx_ltx_vae import VideoWriter, WriterError
 from video_files import (
     ANIMATIONS,
     CODECS,
-    CONTAINER_ENDINGS,
+    CONTAINERS,
     OutputOptions,
     check_output,
     frame_times,
@@ -200,7 +200,7 @@ def write_every_container(folder: Path) -> dict[str, bytes]:
     size, frames = (96, 64), noise(3, (96, 64))
     audio = np.random.default_rng(0).uniform(-0.5, 0.5, (1, 2, 6000)).astype(np.float32)
     files = {f"{name}{codec.endings[0]}": {"codec": name} for name, codec in CODECS.items() if not codec.is_mac_only}
-    files |= {f"a{ending}": {} for ending in CONTAINER_ENDINGS}
+    files |= {f"a{ending}": {} for ending in CONTAINERS}
     files["live.mp4"] = {"fragmented": True}
     folder.mkdir()
     for name, options in files.items():
@@ -220,7 +220,7 @@ def test_equal_frames_give_equal_bytes_in_every_container(tmp_path: Path) -> Non
     first = write_every_container(tmp_path / "first")
     time.sleep(1.1)  # containers count seconds
     second = write_every_container(tmp_path / "second")
-    assert {Path(name).suffix for name in first} == {*CONTAINER_ENDINGS, *ANIMATIONS}
+    assert {Path(name).suffix for name in first} == {*CONTAINERS, *ANIMATIONS}
     assert [name for name in first if first[name] != second[name]] == []
 
 

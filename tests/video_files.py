@@ -16,7 +16,7 @@ import pytest
 from imageio_ffmpeg import get_ffmpeg_exe
 
 from mlx_ltx_vae import ReaderError, VideoReader, VideoWriter
-from mlx_ltx_vae.codec_table import AUDIO_CODECS, CODECS
+from mlx_ltx_vae.codec_table import AUDIO_CODECS, CODECS, CONTAINERS
 from mlx_ltx_vae.video import (
     FrameFormat,
     FrameOutput,
@@ -28,11 +28,11 @@ from mlx_ltx_vae.video import (
     output_files,
 )
 from mlx_ltx_vae.video.audio import AudioReader, write_wav
-from mlx_ltx_vae.video.codecs import ANIMATIONS, CONTAINER_ENDINGS
+from mlx_ltx_vae.video.codecs import ANIMATIONS
 from mlx_ltx_vae.video.metadata import read_metadata
 
 __all__ = [
-    "ANIMATIONS", "AUDIO_CODECS", "AudioReader", "CODECS", "CONTAINER_ENDINGS", "FrameFormat", "FrameOutput",
+    "ANIMATIONS", "AUDIO_CODECS", "AudioReader", "CODECS", "CONTAINERS", "FrameFormat", "FrameOutput",
     "OutputOptions", "SIZE", "change_listings", "check_output", "children", "forget_ffmpeg", "frame_times",
     "kill_children", "names", "noise", "numbered", "numbers", "open_files", "open_sink", "open_video",
     "output_files", "psnr", "read", "read_metadata", "refusal", "run_ffmpeg", "save_images", "write", "write_tone",

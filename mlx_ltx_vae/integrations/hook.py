@@ -1,4 +1,10 @@
-"""Replace functions of apps by drop-ins: at once in imported modules, and in other modules when they are imported."""
+"""Replace functions of apps by drop-ins: at once in imported modules, and in other modules when they are imported.
+
+An app may have parameters that the table does not know. If one is required, all functions of its class stay the app's.
+An optional one changes nothing until a call gives it another value than its default: that call is the app's. Of what a
+call passes as `**kwargs`, some names never matter (`HARMLESS`), and with others the app's function runs after the
+latents were saved.
+"""
 
 import functools
 import importlib.metadata

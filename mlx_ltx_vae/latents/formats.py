@@ -68,6 +68,7 @@ _MIN_PLAUSIBLE, _MAX_PLAUSIBLE = 1e-3, 1e3  # the range of any clip's largest ma
 class OpenFile(io.FileIO):
     """File that stays open as long as this object exists, even if its name is deleted or reused for another file.
 
+    What is read later is of the file that was opened, or an error if that file has been written to meanwhile.
     Parsers of headers use it as a stream, which limits how much they read, whatever the header says.
     """
 

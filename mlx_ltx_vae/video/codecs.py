@@ -4,7 +4,7 @@ import os
 import re
 from fractions import Fraction
 
-from ..codec_table import AUDIO_CODECS, CODECS, ENCODER_PRESETS, AudioCodec, Codec
+from ..codec_table import AUDIO_CODECS, CODECS, CONTAINERS, ENCODER_PRESETS, AudioCodec, Codec
 from ..errors import WriterError, option, quote, suggest, takes_options, warn
 from ..files import check_distinct
 from ..options import OutputOptions
@@ -15,8 +15,6 @@ from .filters import check_content_light, check_zscale, conversion, file_format,
 from .metadata import METADATA_INPUT, metadata_arguments
 
 _SUBSAMPLED = re.compile(r"4[124][0-2]p|nv")  # those with chroma planes of half the size
-_FORMATS = {".mp4": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm"}
-CONTAINER_ENDINGS = tuple(_FORMATS)
 #: The encoders of pictures with several frames, by ending.
 ANIMATIONS = {".gif": "gif", ".webp": "libwebp", ".avif": "libsvtav1"}
 _MP4_ENDINGS = (".mp4", ".mov")
@@ -48,8 +46,8 @@ def find_codec(name: str, ending: str, options: OutputOptions) -> Codec:
     if options.shortest and options.audio is None:
         flag, add = option("shortest", "--shortest"), option("audio", "--audio")
         raise WriterError(f"{name}: {flag} ends the audio with the video; add {add}, or leave it out.")
-    default = "vp9" if ending == ".webm" else "hevc" if options.format.is_hdr else "h264"
-    key = (options.codec or default).lower()
+    container = CONTAINERS[ending]
+    key = (options.codec or (container.hdr_codec if options.format.is_hdr else container.codec)).lower()
     other_names = {other: codec_key for codec_key, codec in CODECS.items() for other in codec.other_names}
     key = other_names.get(key, key)
     if key not in CODECS:
@@ -182,7 +180,7 @@ def _encoder_arguments(name: str, codec: Codec, size: Size, fps: Fraction, optio
 
 def _container_arguments(ending: str, options: OutputOptions) -> list[str]:
     # Equal frames give equal bytes: Matroska and WebM otherwise have random ids.
-    arguments = ["-f", _FORMATS[ending], "-fflags", "+bitexact"]
+    arguments = ["-f", CONTAINERS[ending].format, "-fflags", "+bitexact"]
     if ending not in _MP4_ENDINGS:
         return arguments
     if options.fragmented:
@@ -199,7 +197,7 @@ def _container_arguments(ending: str, options: OutputOptions) -> list[str]:
 
 def _find_audio_codec(name: str, ending: str, options: OutputOptions) -> AudioCodec:
     """Return the audio codec that the options name, or the default."""
-    key = (options.audio_codec or ("opus" if ending == ".webm" else "aac")).lower()
+    key = (options.audio_codec or CONTAINERS[ending].audio_codec).lower()
     if key not in AUDIO_CODECS:
         what = f"the audio codec {quote(options.audio_codec)} is not supported{suggest(key, AUDIO_CODECS)}"
         raise WriterError(f"{name}: {what}; use one of {', '.join(AUDIO_CODECS)}.")

@@ -8,14 +8,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from ..codec_table import Codec
+from ..codec_table import CONTAINERS, Codec
 from ..errors import WriterError, option
 from ..files import check_folder, check_name, check_replaceable, expand_path
 from ..frame_format import FrameFormat
 from ..options import OUTPUT_DEFAULTS, OutputOptions
 from ..shapes import Size
 from ..units import Rate, find_fps
-from .codecs import CONTAINER_ENDINGS, find_codec, video_arguments, warn_of_audio, warn_of_depth
+from .codecs import find_codec, video_arguments, warn_of_audio, warn_of_depth
 from .exr import check_is_light, import_library, write_exr
 from .metadata import keep_metadata, keeps_metadata
 from .pictures import write_png, write_tiff
@@ -207,7 +207,7 @@ _AUDIO = SinkKind((".wav",), _refuse_frames, ())
 #: A name selects the first kind that has its ending.
 SINKS: tuple[SinkKind, ...] = (
     SinkKind(
-        CONTAINER_ENDINGS,
+        tuple(CONTAINERS),
         VideoWriter.from_output,
         is_video=True,
         check_options=lambda name, options: find_codec(*_name_and_ending(name), options),
@@ -383,7 +383,7 @@ def _find_file(name: str, options: OutputOptions, fps: Rate | None) -> OutputFil
     if not kind.is_video:
         for field in fields(options):
             if field.metadata.get("of_videos") and getattr(options, field.name) is not field.default:
-                videos = ", ".join(CONTAINER_ENDINGS)
+                videos = ", ".join(CONTAINERS)
                 raise WriterError(f"{name}: takes no {field.name.replace('_', ' ')}; only {videos} do.")
     if (pixel_format := options.format.pixel_format) not in kind.pixel_formats:
         takes = " or ".join(_PIXEL_FORMATS[name] for name in kind.pixel_formats) or "none: it is audio alone"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..codec_table import CONTAINERS
 from ..errors import WriterError
 from ..files import PartFile, file_state, writing_to
 from ..frame_format import FrameFormat, FrameOutput, frame_format
@@ -19,7 +20,7 @@ from ..process import Cleanup, close_in_children
 from ..shapes import Size, format_size
 from ..units import Rate, find_fps
 from .audio import AUDIO_INPUT, Audio, AudioTrack, find_sample_rate, open_audio_pipe
-from .codecs import CONTAINER_ENDINGS, video_arguments, warn_of_audio
+from .codecs import video_arguments, warn_of_audio
 from .ffmpeg import FfmpegProcess, find_reason, pipe_from_ffmpeg
 from .filters import content_light_arguments
 from .metadata import METADATA_INPUT, keep_metadata, metadata_file
@@ -188,8 +189,8 @@ class VideoWriter(Sink):
         name, is_path = target_name(path), isinstance(path, (str, os.PathLike))
         ending = Path(name).suffix.lower() if is_path else ".mp4"
         frames = format or frame_format(bit_depth, WriterError, name)
-        if ending not in CONTAINER_ENDINGS:
-            raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINER_ENDINGS)}.")
+        if ending not in CONTAINERS:
+            raise WriterError(f"{name}: a video file must end in {', '.join(CONTAINERS)}.")
         options = OutputOptions(
             audio=audio, codec=codec, crf=crf, fragmented=fragmented, overwrite=overwrite, shortest=shortest,
             metadata=metadata or {}, encoder_preset=encoder_preset, pix_fmt=pix_fmt, audio_codec=audio_codec,
