@@ -553,7 +553,7 @@ class VideoVAE(OpenedVAE[Config]):
             audio_settings = AudioSettings(lambda: audio, unnormalized=unnormalized, is_required=True)
             settings = replace(settings, audio=audio_settings)
         if isinstance(latents, (str, os.PathLike)):
-            reader = self.reader(unnormalized=unnormalized)
+            reader = replace(self.reader(), unnormalized=unnormalized)
             decode_input = ClipInput(reader, reader.open(os.fspath(latents)), decode_options.keyframes)
         elif settings.audio is not None:
             problem = "an AudioVAE decodes the audio latents of a file; pass audio_vae.stream(latents)"
@@ -569,10 +569,9 @@ class VideoVAE(OpenedVAE[Config]):
         """Decide a decode, as `prepare`, without the checks of outputs and values."""
         return prepare_decode(self._pipeline(settings.options, settings.plan), latents, path, settings, plan)
 
-    def reader(self, **options: Any) -> LatentReader:
-        """Return what opens latent files for this VAE. `options` are further values of a `LatentReader`."""
-        spec, space = self.spec("decoder"), self.latent_space
-        return LatentReader(self.config, spec, self.statistics, self.source, space, **options)
+    def reader(self) -> LatentReader:
+        """Return what opens latent files for this VAE."""
+        return LatentReader(self.config, self.spec("decoder"), self.statistics, self.source, self.latent_space)
 
     def decode_to_file(
         self,

@@ -105,11 +105,13 @@ def _is_encode(way: Way) -> bool:
 
 def _open(arguments: argparse.Namespace, *, is_encoder: bool) -> VideoVAE:
     """Open a VAE with one of its networks: the checkpoint's, or with random weights."""
-    dtype, networks = arguments.dtype, {"encoder": is_encoder, "decoder": not is_encoder}
+    dtype = arguments.dtype
     if arguments.model:
-        return VideoVAE.from_pretrained(arguments.model, dtype=dtype, **networks)
+        return VideoVAE.from_pretrained(arguments.model, dtype=dtype, encoder=is_encoder, decoder=not is_encoder)
     name, channels = arguments.generation, arguments.base_width
-    return VideoVAE.with_random_weights(name, base_channels=channels, dtype=dtype, **networks)
+    return VideoVAE.with_random_weights(
+        name, base_channels=channels, dtype=dtype, encoder=is_encoder, decoder=not is_encoder
+    )
 
 
 def _measure(vae: VideoVAE, video: Video, mode: Any, order: Any) -> Run:

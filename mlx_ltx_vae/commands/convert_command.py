@@ -77,18 +77,19 @@ def _convert(arguments: argparse.Namespace) -> None:
 def _convert_latents(arguments: argparse.Namespace) -> None:
     """Write the latents of a file as ComfyUI's node LoadLatent reads them."""
     source, output, start = arguments.source, arguments.output, time.perf_counter()
-    reading = {"tensor": arguments.tensor, "grid": arguments.grid}
+    tensor, grid = arguments.tensor, arguments.grid
     if VideoVAE.is_remote(arguments.model) and source != "-" and not is_pipe(source):
-        open_without_vae(source, **reading)
+        open_without_vae(source, tensor=tensor, grid=grid)
     check_distinct([output], [source])
     name, shape, dtype = convert_latents(
         source,
         output,
         model=arguments.model,
+        tensor=tensor,
+        grid=grid,
         unnormalized=arguments.unnormalized,
         dtype=_dtype(arguments),
         overwrite=arguments.overwrite or (os.path.isfile(output) and ask_to_replace([output])),
-        **reading,
     )
     if arguments.json:
         seconds = time.perf_counter() - start

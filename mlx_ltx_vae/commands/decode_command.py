@@ -68,8 +68,13 @@ def run(parser: CommandParser, arguments: argparse.Namespace) -> int:
         choose_by_environment(arguments)
     complete_inputs(parser, arguments, demo.VAE, missing, kind=kind)
     with parser.wrong_usage():
-        values = {name: getattr(arguments, name) for name in ("bit_depth", "overwrite")}
-        output = read_options(OutputOptions, arguments, metadata=dict(arguments.metadata), **values)
+        output = read_options(
+            OutputOptions,
+            arguments,
+            metadata=dict(arguments.metadata),
+            bit_depth=arguments.bit_depth,
+            overwrite=arguments.overwrite,
+        )
         output = replace(output, frames=replace(output.frames, steps=chosen_steps(arguments)))
         plan = _plan_options(arguments)
         decode_options = read_options(DecodeOptions, arguments)  # the latents are normalized as they are read
@@ -253,8 +258,6 @@ class DecodeJob(Job):
         self.settings = settings
         self.decided = settings  # until the VAE is downloaded, without audio
         self._has_only_audio = is_audio(pattern or "")
-        self._reading = {name: getattr(arguments, name) for name in ("tensor", "grid", "unnormalized")}
-        self._reading |= {"keyframes": getattr(arguments, "keyframes", None), "is_dry_run": arguments.dry_run}
         self.dtype = arguments.dtype or ("float32" if arguments.hdr else None)
 
     def open(self) -> VideoVAE | AudioVAE:
@@ -266,7 +269,7 @@ class DecodeJob(Job):
                 raise CheckpointError(f"{self.arguments.model}: audio latents need an audio VAE; {names}.")
             return audio_vae
         vae = self.open_pictures()
-        self.reader = vae.reader(**self._reading)
+        self._open_reader(vae)
         return vae
 
     def open_without_download(self) -> VideoVAE | AudioVAE | None:
@@ -282,8 +285,19 @@ class DecodeJob(Job):
             return audio.vae if audio is not None and isinstance(audio.vae, AudioVAE) else None
         vae = VideoVAE.before_download(self.arguments.model, dtype=self.dtype, encoder=False)
         if vae is not None:
-            self.reader = vae.reader(**self._reading)
+            self._open_reader(vae)
         return vae
+
+    def _open_reader(self, vae: VideoVAE) -> None:
+        arguments = self.arguments
+        self.reader = replace(
+            vae.reader(),
+            tensor=arguments.tensor,
+            grid=arguments.grid,
+            unnormalized=arguments.unnormalized,
+            keyframes=getattr(arguments, "keyframes", None),
+            is_dry_run=arguments.dry_run,
+        )
 
     def open_pictures(self) -> VideoVAE:
         return VideoVAE.from_pretrained(self.arguments.model, dtype=self.dtype, encoder=False)
@@ -362,8 +376,8 @@ class DecodeTask(_LatentsTask):
         assert isinstance(job.vae, VideoVAE)
         latents: ClipInput | FilmInput
         if job.is_film:
-            options = {"fps": arguments.fps, "carry": arguments.carry, "blend": arguments.blend}
-            latents = FilmInput(job.reader, item.windows, **options)
+            fps, carry, blend = arguments.fps, arguments.carry, arguments.blend
+            latents = FilmInput(job.reader, item.windows, fps=fps, carry=carry, blend=blend)
         else:
             latents = ClipInput(job.reader, job.reader.open(item.source))
         self._decode = decode = job.vae.decide(latents, item.output or _UNNAMED, job.decided)

@@ -37,21 +37,21 @@ def choose_by_latents(
     """
     flag = flag or ("--audio-model" if kind is Kind.AUDIO else "-m")
     destination = "model" if flag == "-m" else flag.removeprefix("--").replace("-", "_")
-    stated: dict[frozenset[str | None], Any] = {}  # latent spaces with their files, by keys
+    spaces_by_key: dict[frozenset[str | None], Any] = {}  # latent spaces with their files, by keys
     with suppress(ItemsError):  # of a list that cannot be read, which is an error later
         for source in _regular_files(sources):
             with suppress(LatentsError):  # likewise
                 space = read_latent_space(source)
                 if any(space):
-                    stated.setdefault(space.key, (space, source))
-    if not stated:
+                    spaces_by_key.setdefault(space.key, (space, source))
+    if not spaces_by_key:
         return None
-    if len(stated) > 1:
+    if len(spaces_by_key) > 1:
         (first, source), (second, other_source), *_ = (
-            (space.generation or f"fingerprint {space.fingerprint}", source) for space, source in stated.values()
+            (space.generation or f"fingerprint {space.fingerprint}", source) for space, source in spaces_by_key.values()
         )
         return f"{flag} is missing, and {source} is of {first}, {other_source} of {second}; decode them apart"
-    ((space, source),) = stated.values()
+    ((space, source),) = spaces_by_key.values()
     model = find_cached(space, kind)
     if model is not None:
         setattr(arguments, destination, model.name)

@@ -83,18 +83,19 @@ class UpscaleTask(Task):
     def __init__(self, job: UpscaleJob, item: Item) -> None:
         super().__init__(job, item)
         arguments, outputs = job.arguments, [] if item.output is None else [item.output]
-        reading = {"tensor": arguments.tensor, "grid": arguments.grid}
+        tensor, grid = arguments.tensor, arguments.grid
         if not job.has_vae:
-            open_without_vae(item.source, **reading)
+            open_without_vae(item.source, tensor=tensor, grid=grid)
             self.result = Result([], outputs)
             return
         self._upscale = PreparedUpscale(
             job.vae,
             job.latents_vae,
             item.source,
+            tensor=tensor,
+            grid=grid,
             unnormalized=arguments.unnormalized,
             memory_budget=arguments.memory_budget,
-            **reading,
         )
         self.plan, cost = self._upscale.plan, prod(self._upscale.shape)
         self.result = Result(self._upscale.inputs, outputs, num_frames=self.plan.num_frames, cost=cost)

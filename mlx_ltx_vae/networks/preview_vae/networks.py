@@ -264,9 +264,9 @@ def _make_layers(specs: Sequence[LayerSpec], block: Callable[..., nn.Module] = M
     layers: list[Any] = []
     for index, group in groupby(specs, lambda spec: int(spec.name.split(".")[1])):
         layers += [nn.Identity() for _ in range(index - len(layers))]
-        first, *others = cast(Iterator[FrameLayerSpec], group)
-        if others:
-            layers.append(block(first, *others))
+        first, *later_specs = cast(Iterator[FrameLayerSpec], group)
+        if later_specs:
+            layers.append(block(first, *later_specs))
         elif len(first.weights[0][1]) > 2:
             layers.append(FrameConv(first))
         else:
