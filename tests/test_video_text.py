@@ -154,8 +154,8 @@ def test_many_tags_are_not_searched(
     assert shown.stderr.count("Video: vp9") >= 1000
     taken, logs = ffmpeg.run_ffmpeg, []
 
-    def run(*arguments: Any) -> tuple[int, str, list[str]]:
-        code, output, log = taken(*arguments)
+    def run(*arguments: Any, **options: Any) -> tuple[int, str, list[str]]:
+        code, output, log = taken(*arguments, **options)
         logs.append(log)
         return code, output, log
 
@@ -170,8 +170,8 @@ def test_lines_into_which_another_thread_writes_are_read_again(
 ) -> None:
     taken, broken = ffmpeg.run_ffmpeg, []
 
-    def run(*arguments: Any) -> tuple[int, str, list[str]]:
-        code, output, log = taken(*arguments)
+    def run(*arguments: Any, **options: Any) -> tuple[int, str, list[str]]:
+        code, output, log = taken(*arguments, **options)
         if len(arguments) == 4 and len(broken) < 2:  # with marks
             broken.append(log)
             log = [re.sub(r"^.*(color_range|fmt:).*", r"\1[h264] [error] illegal", line) for line in log]
