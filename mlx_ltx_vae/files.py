@@ -94,7 +94,10 @@ FileState = tuple[int, int, int, int]
 
 
 def file_state(file: int | str | os.PathLike) -> FileState:
-    """Return the state of an open file or of a path's file, which changes when the file is replaced or written to."""
+    """Return the state of an open file or of a path's file.
+
+    It changes when the file is written to, and that of a path also when the file is replaced.
+    """
     status = os.stat(file)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 

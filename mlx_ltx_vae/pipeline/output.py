@@ -158,7 +158,8 @@ class DecodeOutput:
     ) -> DecodeReport:
         """Write the frames of a stream to the files of a video, and return the report.
 
-        An error of the frames or of their audio leaves none of these files behind, and those of other videos alone.
+        An error of the frames, or of the audio that is decoded as they are written, removes the files that are not
+        complete; those of other videos stay.
         Unless `is_checked`, the size of the video is known with its first frame, and the files are checked then.
         """
         start, chunks = time.perf_counter(), iter(stream)
