@@ -431,9 +431,9 @@ def median(runs: list[Run], key: str) -> float:
     return statistics.median(run[key] for run in runs)
 
 
-def format_ratios(key: str, runs: list[Run], others: list[Run], form: str = ".2f") -> str:
+def format_ratios(key: str, runs: list[Run], references: list[Run], form: str = ".2f") -> str:
     """Format the median, the least and the largest of the ratios of a value in two runs of the same turn."""
-    ratios = sorted(run[key] / other[key] for run, other in zip(runs, others, strict=True))
+    ratios = sorted(run[key] / reference[key] for run, reference in zip(runs, references, strict=True))
     return f"{statistics.median(ratios):{form}} ({ratios[0]:{form}} to {ratios[-1]:{form}})"
 
 
