@@ -648,6 +648,7 @@ print(mx.get_peak_memory(), plan.memory.active)
 RUN = """
 sys.path.insert(0, programs)
 from run import Exported, to_bytes
+mx.set_memory_limit(1)  # MLX waits for its thread before it allocates more, and not by chance
 for frames in Exported(Path(folder)).decode(latents):
     to_bytes(frames, False)
 print(mx.get_peak_memory())
@@ -665,9 +666,7 @@ def test_a_program_takes_the_memory_of_the_stream(tmp_path):
     execute(EXPORT)
     program_peak, stream_peak, planned_peak = map(int, (execute(RUN) + execute(STREAM)).split())
     assert program_peak <= 1.25 * stream_peak
-    # MLX's thread may free what a call has read only during the next one: measured, 0.99 to 1.002 of the plan.
-    assert program_peak <= 1.01 * planned_peak
-    assert planned_peak <= 1.5 * program_peak
+    assert program_peak <= planned_peak <= 1.5 * program_peak
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------
